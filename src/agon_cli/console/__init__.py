@@ -1,0 +1,1 @@
+"""What a user sees: progress and talk on stderr, results on stdout, JSON lines for programs."""

@@ -1,0 +1,126 @@
+"""Sampling with the training model itself: transformers on this machine's device, adapters live and un-merged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from agon_cli.batching import by_token_budget
+from agon_cli.engines.sampling import draw, uniforms
+from agon_cli.policy import Policy, Seat, head
+from agon_cli.types import Completion, Prompt, Sampling
+
+
+class HFEngine:
+    """Batched sampling from the policy's own tensors.
+
+    Each distinct prompt is prefilled once and its cache shared by that prompt's completions; finished rows leave the
+    batch. All of a player's completions see the same weights: nothing is copied, so `publish` has nothing to move.
+    """
+
+    def __init__(self, policy: Policy, batch_tokens: int) -> None:
+        self.policy = policy
+        self.batch_tokens = batch_tokens
+
+    def publish(self, player: str) -> None:
+        """The next sample reads the player's tensors where the optimiser wrote them; refuses an unknown player."""
+        self.policy.seats[player]
+
+    @torch.no_grad()
+    def sample(
+        self, prompts: Sequence[Prompt], player: str, sampling: Sampling, seeds: Sequence[Sequence[int]]
+    ) -> list[list[Completion]]:
+        """For prompt p one completion per seed in `seeds[p]`, in order; depends on neither the other prompts nor their
+        order, up to the rounding of batched arithmetic."""
+        rows = [(p, seed) for p in range(len(prompts)) for seed in seeds[p]]
+        widths = [len(prompts[p].ids) + sampling.max_tokens for p, _ in rows]
+        found: dict[int, Completion] = {}
+        with self.policy.acting(player) as seat:
+            for batch in by_token_budget(widths, self.batch_tokens):
+                asked = sorted({rows[index][0] for index in batch})
+                order = sorted(batch)
+                owners = [asked.index(rows[index][0]) for index in order]
+                completions = _generate(
+                    seat, [prompts[p].ids for p in asked], owners, [rows[index][1] for index in order], sampling
+                )
+                found.update(zip(order, completions, strict=True))
+        ordered = iter(found[index] for index in range(len(rows)))
+        return [[next(ordered) for _ in seeds[p]] for p in range(len(prompts))]
+
+
+def _generate(
+    seat: Seat, prompts: list[tuple[int, ...]], owners: list[int], seeds: list[int], sampling: Sampling
+) -> list[Completion]:
+    """One completion per row b: of prompt `owners[b]`, drawn with seed `seeds[b]`."""
+    causal, device = seat.model.get_base_model(), seat.device
+    owner = torch.tensor(owners, device=device)
+    draws_BT = uniforms(seeds, sampling.max_tokens).to(device)
+    stops = torch.tensor(seat.stop_ids, device=device)
+    ids_PT, mask_PT = _left_padded(prompts, device)
+    places_PT = (mask_PT.cumsum(-1) - 1).clamp(min=0)
+    decoder = causal.get_decoder()
+    out = decoder(input_ids=ids_PT, attention_mask=mask_PT, position_ids=places_PT, use_cache=True)
+    cache = out.cache
+    cache.batch_select_indices(owner)
+    logits_BV = head(causal, out.last_hidden_state[:, -1])[owner]
+    mask_BT = torch.ones(len(owner), mask_PT.shape[1] + sampling.max_tokens, dtype=torch.long, device=device)
+    mask_BT[:, : mask_PT.shape[1]] = mask_PT[owner]
+    place_B = places_PT[owner, -1]
+    padded = not bool(mask_PT.all())
+
+    total = len(owner)
+    tokens_BT = torch.zeros(total, sampling.max_tokens, dtype=torch.long, device=device)
+    logprobs_BT = torch.zeros(total, sampling.max_tokens, device=device)
+    length_B = torch.full((total,), sampling.max_tokens, device=device)
+    stopped_B = torch.zeros(total, dtype=torch.bool, device=device)
+    alive = torch.arange(total, device=device)  # row of the whole batch that each row still in the cache stands for
+    for step in range(sampling.max_tokens):
+        if step < sampling.min_tokens:
+            logits_BV[:, stops] = float("-inf")
+        token_B, logprob_B = draw(logits_BV, draws_BT[alive, step], sampling)
+        running_B = ~stopped_B[alive]
+        tokens_BT[alive, step] = token_B
+        logprobs_BT[alive, step] = logprob_B
+        ended = alive[running_B & torch.isin(token_B, stops)]
+        stopped_B[ended] = True
+        length_B[ended] = step + 1
+        going = ~stopped_B[alive]
+        count = int(going.sum())
+        if count == 0 or step + 1 == sampling.max_tokens:
+            break
+        if count <= 0.8 * len(alive):
+            keep = going.nonzero().squeeze(1)
+            cache.batch_select_indices(keep)
+            alive, token_B, place_B, mask_BT = alive[keep], token_B[keep], place_B[keep], mask_BT[keep]
+        place_B = place_B + 1
+        out = decoder(
+            input_ids=token_B[:, None],
+            attention_mask=mask_BT[:, : mask_PT.shape[1] + step + 1] if padded else None,
+            position_ids=place_B[:, None],
+            cache=cache,
+            use_cache=True,
+        )
+        logits_BV = head(causal, out.last_hidden_state[:, -1])
+    return _completions(seat, tokens_BT, logprobs_BT, length_B, stopped_B)
+
+
+def _left_padded(prompts: list[tuple[int, ...]], device: torch.device) -> tuple[Tensor, Tensor]:
+    width = max(map(len, prompts))
+    ids_PT = torch.zeros(len(prompts), width, dtype=torch.long)
+    mask_PT = torch.zeros(len(prompts), width, dtype=torch.long)
+    for row, ids in enumerate(prompts):
+        ids_PT[row, width - len(ids) :] = torch.tensor(ids)
+        mask_PT[row, width - len(ids) :] = 1
+    return ids_PT.to(device), mask_PT.to(device)
+
+
+def _completions(seat: Seat, tokens_BT: Tensor, logprobs_BT: Tensor, length_B: Tensor, stopped_B: Tensor) -> list[Completion]:
+    rows, logprobs = tokens_BT.tolist(), logprobs_BT.tolist()
+    found = []
+    for ids, logprob, length, stopped in zip(rows, logprobs, length_B.tolist(), stopped_B.tolist(), strict=True):
+        kept = tuple(ids[:length])
+        text = seat.tokenizer.decode(kept[:-1] if stopped else kept)
+        found.append(Completion(kept, tuple(logprob[:length]), "stop" if stopped else "length", text))
+    return found

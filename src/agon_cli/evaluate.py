@@ -1,0 +1,130 @@
+"""pass@1 of each player alone and of the cascade in every direction, on problems nobody trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from agon_cli.metrics import copied, mean
+from agon_cli.recipe.schema import Recipe
+from agon_cli.roles import Pairing, directions
+from agon_cli.rollout import Arena, Phase, challenge, draft
+from agon_cli.stats import interval
+from agon_cli.types import Group, Problem
+
+Row = dict[str, Any]
+
+
+def evaluate(
+    arena: Arena, problems: Sequence[Problem], split: str, step: int, mode: str, samples: int, phase: Phase
+) -> list[Row]:
+    """Rows for evals.jsonl: one per problem, arm and sample. `arms` turns them into figures.
+
+    An arm is a player alone or, in mode `cascade`, also a direction. A player's drafts are its completions of the solo
+    arm, so every direction from it starts from the same ones; seeds name the split and not the step, so that successive
+    evaluations face the same luck.
+    """
+    recipe, when = arena.recipe, f"eval {split}"
+    phase("evaluate")
+    drafts = {name: draft(arena, name, problems, samples, when, _quiet) for name in recipe.cast}
+    place = {"step": step, "split": split}
+    rows = [row for name, groups in drafts.items() for row in _rows(groups, place | {"arm": name, "mode": "single"})]
+    if mode == "cascade":
+        # A method that trains without exchange is still deployed as a cascade that reads; only the control reads amiss.
+        exchange = "shuffled" if recipe.method.exchange == "shuffled" else "rival"
+        for pair in directions(recipe.cast):
+            first = drafts[pair.drafter]
+            finals = challenge(arena, pair.challenger, first, exchange, "per_rollout", when, _quiet)
+            rows += _cascade_rows(arena, first, finals, place | {"arm": f"{pair.drafter}>{pair.challenger}", "mode": "cascade"})
+    return rows
+
+
+def _quiet(_: str) -> None:
+    """Stages of an evaluation are one phase to the reader."""
+
+
+def choose(dev_arms: Sequence[Row]) -> str | None:
+    """The cascade direction that did best on the dev split (the first of equals); None where there is no cascade."""
+    cascades = [arm for arm in dev_arms if arm["mode"] == "cascade"]
+    return max(cascades, key=lambda arm: arm["accuracy"] or 0.0)["arm"] if cascades else None
+
+
+def direction(name: str) -> Pairing:
+    """The players of a direction's name, `A>B`."""
+    drafter, _, solver = name.partition(">")
+    return Pairing(drafter, solver)
+
+
+def _rows(groups: Sequence[Group], place: Row) -> list[Row]:
+    return [
+        place | {
+            "player": group.player, "problem_id": group.problem.id, "sample": index,
+            "stage": "draft" if place["mode"] == "single" else "final",
+            "prompt_hash": rollout.prompt.hash, "prompt_tokens": len(rollout.prompt.ids),
+            "tokens": len(rollout.completion.ids), "finish_reason": rollout.completion.finish_reason,
+            "text": rollout.completion.text, "summary": rollout.summary, "verdict": rollout.verdict.status,
+            "extracted": rollout.verdict.extracted, "format": rollout.format,
+        }
+        for group in groups
+        for index, rollout in enumerate(group.rollouts)
+    ]  # fmt: skip
+
+
+def _cascade_rows(arena: Arena, drafts: Sequence[Group], finals: Sequence[Group], place: Row) -> list[Row]:
+    """Rows of the final stage, each with what a reader needs to know of its draft."""
+    pairs = [pair for d, f in zip(drafts, finals, strict=True) for pair in zip(d.rollouts, f.rollouts, strict=True)]
+    return [
+        row | {
+            "draft_verdict": a.verdict.status, "draft_tokens": len(a.completion.ids),
+            "read": b.read_summary is not None, "copied": copied(a, b, arena.verifier.equal),
+        }
+        for row, (a, b) in zip(_rows(finals, place), pairs, strict=True)
+    ]  # fmt: skip
+
+
+def arms(rows: Iterable[Row]) -> list[Row]:
+    """Figures per step, split and arm, in the order in which they appear in evaluation rows.
+
+    `accuracy` is pass@1 with `low` and `high` its 95 % interval over problems; `tokens` and `prompt_tokens` are means of
+    the last stage. A cascade adds `draft_tokens`, `table[draft right?][final right?]` (counts of completions), and the
+    rates `fix`, `break` and `copy`. Rows the grader itself failed on are counted in `grader_errors` and left out.
+    """
+    grouped: dict[tuple[int, str, str], list[Row]] = {}
+    for row in rows:
+        grouped.setdefault((row["step"], row["split"], row["arm"]), []).append(row)
+    return [_figures(arm) | (_exchange(arm) if arm[0]["mode"] == "cascade" else {}) for arm in grouped.values()]
+
+
+def _figures(rows: list[Row]) -> Row:
+    kept = [row for row in rows if row["verdict"] != "grader_error"]
+    by_problem: dict[str, list[bool]] = {}
+    for row in kept:
+        by_problem.setdefault(row["problem_id"], []).append(row["verdict"] == "correct")
+    scores = [sum(right) / len(right) for right in by_problem.values()]
+    low, high = interval(scores)
+    return {key: rows[0][key] for key in ("step", "split", "arm", "mode")} | {
+        "problems": len(scores),
+        "accuracy": mean(scores),
+        "low": low,
+        "high": high,
+        "truncated": mean(row["finish_reason"] == "length" for row in rows),
+        "format": mean(row["format"] for row in kept),
+        "grader_errors": len(rows) - len(kept),
+        "tokens": mean(row["tokens"] for row in rows),
+        "prompt_tokens": mean(row["prompt_tokens"] for row in rows),
+    }
+
+
+def _exchange(rows: list[Row]) -> Row:
+    kept = [row for row in rows if "grader_error" not in (row["verdict"], row["draft_verdict"])]
+    table = [[0, 0], [0, 0]]
+    for row in kept:
+        table[row["draft_verdict"] == "correct"][row["verdict"] == "correct"] += 1
+    wrong, right = table
+    return {
+        "draft_tokens": mean(row["draft_tokens"] for row in rows),
+        "table": table,
+        "fix": wrong[1] / sum(wrong) if sum(wrong) else None,
+        "break": right[0] / sum(right) if sum(right) else None,
+        "copy": mean(row["copied"] for row in kept if row["draft_verdict"] != "correct" and row["read"]),
+    }

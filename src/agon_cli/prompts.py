@@ -1,0 +1,74 @@
+"""Render what a player reads, through its model's own chat template. Text from data and models stays text."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from agon_cli.errors import UsageError
+from agon_cli.recipe.schema import Prompts
+from agon_cli.types import Problem, Prompt
+
+_SLOT = re.compile(r"\{(problem|summary)\}")
+
+
+class Renderer:
+    """Turns problems and summaries into prompts for one tokenizer."""
+
+    def __init__(self, tokenizer: Any, prompts: Prompts, summary_tokens: int) -> None:
+        if not getattr(tokenizer, "chat_template", None):
+            raise UsageError(
+                f"the model at {tokenizer.name_or_path} has no chat template",
+                "use an instruction-tuned model, or put a chat_template.jinja into its folder",
+            )
+        self.tokenizer = tokenizer
+        self.prompts = prompts
+        self.summary_tokens = summary_tokens
+        contents = {str(token) for token in tokenizer.added_tokens_decoder.values()} | set(tokenizer.all_special_tokens)
+        ordered = sorted((text for text in contents if len(text) > 1), key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, ordered))) if ordered else None
+
+    def plain(self, problem: Problem) -> Prompt:
+        """The prompt of a draft."""
+        return self._render(self.prompts.plain, {"problem": problem.question})
+
+    def rival(self, problem: Problem, summary: str) -> Prompt:
+        """The prompt of a challenge. A summary longer than its reserved room loses its end."""
+        return self._render(self.prompts.rival, {"problem": problem.question, "summary": self._cut(summary)})
+
+    def widest(self, problem: Problem) -> int:
+        """Most tokens any prompt of this problem can have: its challenge with a full summary."""
+        empty = self._render(self.prompts.rival, {"problem": problem.question, "summary": ""})
+        return max(len(empty.ids) + self.summary_tokens, len(self.plain(problem).ids))
+
+    def _cut(self, summary: str) -> str:
+        ids = self.tokenizer(summary, add_special_tokens=False)["input_ids"]
+        if len(ids) <= self.summary_tokens:
+            return summary
+        return str(self.tokenizer.decode(ids[: self.summary_tokens])).rstrip("\ufffd")
+
+    def _inert(self, text: str) -> str:
+        """Break up every control token's spelling, so that no text can end a turn or open another."""
+        if self._control is None:
+            return text
+        return self._control.sub(lambda match: match.group()[0] + " " + match.group()[1:], text)
+
+    def _render(self, template: str, slots: dict[str, str]) -> Prompt:
+        filled = _SLOT.sub(lambda match: self._inert(slots[match.group(1)]), template)
+        turns = [{"role": "user", "content": filled}]
+        if self.prompts.system:
+            turns.insert(0, {"role": "system", "content": self.prompts.system})
+        closed, opened = (
+            self.tokenizer.apply_chat_template(
+                turns, tokenize=False, add_generation_prompt=generate, **self.prompts.template_args
+            )
+            for generate in (False, True)
+        )
+        if filled.strip() not in opened:
+            raise UsageError(
+                f"the chat template of {self.tokenizer.name_or_path} leaves out the user's turn",
+                "check the model's chat template and prompts.template_args",
+            )
+        prefill = opened[len(closed) :] if opened.startswith(closed) else ""
+        ids = self.tokenizer(opened, add_special_tokens=False)["input_ids"]
+        return Prompt(opened, tuple(ids), prefill)

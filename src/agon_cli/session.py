@@ -1,0 +1,376 @@
+"""What `agon train` and `agon eval` do, short of the screen: set up, run under signals, and put the figures together."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from agon_cli.errors import AgonError, Exit, ResourceError, Stopped, UsageError
+from agon_cli.recipe import Recipe, load, locate, resolved
+from agon_cli.runlog import RunFolder, describe, find_run, is_run, read
+
+if TYPE_CHECKING:
+    from agon_cli.assemble import World
+    from agon_cli.players import Found
+
+Emit = Callable[..., None]
+Row = dict[str, Any]
+INTERVAL = 10
+"""Steps between two reports of a run that is not evaluated in between."""
+_SHOW_CURSOR = b"\x1b[?25h"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A training run as it was asked for, known before anything heavy is loaded."""
+
+    recipe: Recipe
+    source: Path
+    out: Path
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps; none where the method leaves the base as it is."""
+        return 0 if self.recipe.method.players == "base" else self.recipe.steps
+
+    @property
+    def every(self) -> int:
+        """Steps between two reports."""
+        return self.recipe.eval.every or INTERVAL
+
+    def describe(self) -> Row:
+        """What would run, as JSON values: players, method, sampling, sizes."""
+        recipe = self.recipe
+        alone = recipe.method.opponent == "none"
+        size = recipe.rollout.group_size
+        return {
+            "recipe": str(self.source),
+            "out": str(self.out),
+            "method": recipe.method.model_dump(mode="json"),
+            "players": {
+                name: {"base": recipe.model_of(name).id, "dtype": recipe.model_of(name).dtype,
+                       "quantization": recipe.model_of(name).quantization, "noise": recipe.players[name].noise}
+                for name in recipe.cast
+            },
+            "lora": recipe.lora.model_dump(mode="json"),
+            "steps": self.steps,
+            "problems_per_step": recipe.rollout.problems,
+            "drafts": 2 * size if alone else size,
+            "challenges": 0 if alone else size,
+            "sampling": sampling(recipe),
+            "lr": recipe.optim.lr,
+            "seed": recipe.seed,
+        }  # fmt: skip
+
+
+def plan(source: str, overrides: Sequence[str], out: Path | None) -> Plan:
+    """Read the recipe; the run folder is `runs/<recipe>` unless named. Raises UsageError for whatever is wrong with it."""
+    recipe, path = load(source, overrides), locate(source)
+    return Plan(recipe, path, out if out is not None else Path("runs", path.stem))
+
+
+def sampling(recipe: Recipe) -> Row:
+    """The values that shape every sample: these and no others, whatever a model's generation config says."""
+    rollout = recipe.rollout
+    keys = {"temperature": rollout.temperature, "top_p": rollout.top_p, "top_k": 0, "max_tokens": rollout.max_tokens}
+    return keys | {"max_prompt_tokens": rollout.max_prompt_tokens, "summary_tokens": recipe.summary.max_tokens}
+
+
+def dry_run(planned: Plan) -> Row:
+    """What `train` would do, with the problems counted; loads data and no model, writes nothing."""
+    from agon_cli import data
+
+    splits = data.load(planned.recipe)
+    problems = {name: len(getattr(splits, name)) for name in ("train", "dev", "test")}
+    return planned.describe() | {"problems": problems, "resumes": is_run(planned.out)}
+
+
+class Halt:
+    """SIGINT and SIGTERM while it is entered. While no step is under way they end the command there and then; in a step
+    the first is remembered, for the loop to finish it and save, and the second ends the process at once."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.signal: signal.Signals | None = None
+        self._quiet = quiet
+        self._holding = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Halt:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._received)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def __call__(self) -> bool:
+        return self.signal is not None
+
+    @property
+    def code(self) -> Exit:
+        """The exit code that tells which signal it was."""
+        return Exit.SIGTERM if self.signal is signal.SIGTERM else Exit.SIGINT
+
+    def watch(self, kind: str, payload: Row) -> None:
+        """Learn from training's events whether there are steps that are not saved: from a step's first phase to the next
+        checkpoint. Between those, and in an evaluation there, ending at once loses nothing."""
+        if kind == "checkpoint":
+            self._holding = False
+        elif kind == "phase" and payload["name"] not in ("load", "evaluate"):
+            self._holding = True
+
+    def _received(self, number: int, _: FrameType | None) -> None:
+        again = self.signal is not None
+        self.signal = signal.Signals(number)
+        if not self._holding:
+            raise KeyboardInterrupt
+        # Plain writes: buffers and locks may be held by the very code that was interrupted.
+        if again:
+            _write_error(_SHOW_CURSOR if os.isatty(2) else b"")
+            os._exit(self.code)
+        if not self._quiet:
+            _write_error(f"\n{self.signal.name}: finishing this step, then saving; a second signal ends at once\n".encode())
+
+
+def _write_error(text: bytes) -> None:
+    with suppress(OSError):
+        os.write(2, text)
+
+
+def train(planned: Plan, command: Sequence[str], fresh: bool, until: int | None, emit: Emit, halt: Halt, again: str) -> Row:
+    """Train, or go on training; the figures before and after, where the run is complete by then.
+
+    `again` is the command that continues. Raises Stopped when a signal ended the run, and whatever training raises.
+    """
+    recipe = planned.recipe
+    text = planned.source.read_text(encoding="utf-8", errors="replace")
+    emit("start", **planned.describe(), every=planned.every, until=until)
+    manifest = describe(recipe.seed, {}, command)
+    try:
+        with RunFolder.open(planned.out, text, resolved(recipe), manifest, fresh) as run:
+            if not is_complete(run.path, planned.steps):
+                reached = _play(planned, run, until, emit, halt)
+                if halt() and not is_complete(run.path, planned.steps):
+                    raise _stopped(halt, f"after step {reached} of {planned.steps}; the state is saved", again)
+                if reached < planned.steps:
+                    return {"complete": False, "step": reached, "steps": planned.steps, "out": str(planned.out)}
+            return {"complete": True, "step": planned.steps, "steps": planned.steps, "out": str(planned.out)} | outcome(
+                run.read("evals")
+            )
+    except KeyboardInterrupt:
+        raise _stopped(halt, "between steps; every step taken is saved", again) from None
+
+
+def _stopped(halt: Halt, when: str, again: str) -> Stopped:
+    name = halt.signal.name if halt.signal is not None else "SIGINT"
+    return Stopped(f"stopped by {name} {when}", f"continue with: {again}", halt.code)
+
+
+def _play(planned: Plan, run: RunFolder, until: int | None, emit: Emit, halt: Halt) -> int:
+    from agon_cli.assemble import assemble
+    from agon_cli.train import train as train_loop
+
+    emit("phase", name="load")
+    world = assemble(planned.recipe)
+    try:
+        run.record_hashes(_flat(world.hashes()))
+        _tell_dropped(world, emit)
+        with suppress(UsageError):  # the row a killed run tore is cut when the loop resumes
+            emit("history", rows=[row for row in run.read("metrics") if row["step"] < planned.every])
+
+        def watched(kind: str, **payload: Any) -> None:
+            halt.watch(kind, payload)
+            emit(kind, **payload)
+
+        return train_loop(world, run, watched, halt, until)
+    finally:
+        world.arena.verifier.close()
+
+
+def _flat(hashes: Row, prefix: str = "") -> dict[str, str]:
+    """`{"base": {"A": …}}` as `{"base.A": …}`."""
+    found: dict[str, str] = {}
+    for name, value in hashes.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: str(value)}
+    return found
+
+
+def _tell_dropped(world: World, emit: Emit) -> None:
+    for name, count in world.dropped.items():
+        if count:
+            limit = world.recipe.rollout.max_prompt_tokens
+            emit("warning", text=f"{count} problems of the {name} split are left out: prompts over {limit} tokens")
+
+
+def is_complete(run: Path, steps: int) -> bool:
+    """Whether a run's newest checkpoint is its last step and both of its final evaluations are there."""
+    from agon_cli.checkpoint import newest
+
+    path, _ = newest(run / "checkpoints")
+    if path is None or int(path.name.removeprefix("step-").partition(".")[0]) != steps:
+        return False
+    try:
+        have = {(row["step"], row["split"]) for row in read(run, "evals")}
+    except UsageError:
+        return False  # a torn row: training again repairs it
+    return {(steps, "dev"), (steps, "test"), (0, "test")} <= have
+
+
+def outcome(rows: Iterable[Row]) -> Row:
+    """Before and after on the test split, from a run's evaluation rows: every arm at the first and the last step, and the
+    cascade's direction as the dev split chose it at the last."""
+    from agon_cli.evaluate import arms, choose
+
+    figures = arms(rows)
+    test = [arm for arm in figures if arm["split"] == "test"]
+    first, last = min(arm["step"] for arm in test), max(arm["step"] for arm in test)
+    before = {arm["arm"]: arm for arm in test if arm["step"] == first}
+    return {
+        "first": first,
+        "last": last,
+        "arms": [
+            {"arm": arm["arm"], "mode": arm["mode"], "before": before.get(arm["arm"]), "after": arm}
+            for arm in test
+            if arm["step"] == last
+        ],
+        "chosen": choose([arm for arm in figures if arm["split"] == "dev" and arm["step"] == last]),
+    }
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """What `agon eval` is to judge: a recipe with players in it, and where each one's adapter comes from."""
+
+    what: str
+    recipe: Recipe
+    seats: dict[str, Found]
+    step: int = 0
+
+
+def entrant(source: str, overrides: Sequence[str], recipe_source: str | None) -> Entrant:
+    """Tell what SOURCE names: a run folder; a recipe, which means its untrained base; a run's name; or a model, which
+    takes the problems and prompts of `recipe_source`, else of the run it lies in, else of the newest run."""
+    path = Path(source).expanduser()
+    if is_run(path):
+        return _of_run(path, overrides)
+    failure: AgonError
+    try:
+        return _untrained(source, load(source, overrides))
+    except UsageError as error:
+        failure = error
+        if _is_recipe(source):
+            raise
+    if is_run(Path("runs", source)):
+        return _of_run(Path("runs", source), overrides)
+    if not (path.is_dir() or "/" in source or source.startswith("package:") or source.endswith(".gguf")):
+        raise failure
+    if source.endswith((".yaml", ".yml")):
+        raise failure
+    return _model(source, overrides, recipe_source)
+
+
+def _is_recipe(source: str) -> bool:
+    try:
+        locate(source)
+    except UsageError:
+        return False
+    return True
+
+
+def _of_run(run: Path, overrides: Sequence[str]) -> Entrant:
+    from agon_cli.players import of_run, recipe_of
+
+    recipe = recipe_of(run, overrides)
+    seats = {name: of_run(run, recipe, name) for name in recipe.cast}
+    adapter = next(iter(seats.values())).adapter
+    step = int(adapter.parent.name.removeprefix("step-").partition(".")[0]) if adapter is not None else 0
+    return Entrant(f"the run {run} at step {step}", recipe, seats, step)
+
+
+def _untrained(source: str, recipe: Recipe) -> Entrant:
+    """A recipe's players without adapters; players on the same base are one and the same then."""
+    from agon_cli.players import Found, with_players
+
+    cascade = recipe.method.deploy == "cascade"
+    bases = {recipe.model_of(name): name for name in reversed(recipe.cast)}
+    if len(bases) == 1:
+        seats = {"base": Found("base", recipe.model_of(recipe.cast[0]))}
+        what = f"the untrained base of {source}, which reads its own draft as a cascade" if cascade else "the untrained base"
+        return Entrant(what, with_players(recipe, seats, "moa" if cascade else "zero_shot"), seats)
+    seats = {name: Found(name, recipe.model_of(name)) for name in recipe.cast}
+    return Entrant(f"the untrained bases of {source}", with_players(recipe, seats, "agon"), seats)
+
+
+def _model(source: str, overrides: Sequence[str], recipe_source: str | None) -> Entrant:
+    from agon_cli.players import find, home_of, recipe_of, with_players
+
+    if recipe_source is not None:
+        context, whose = load(recipe_source, overrides), recipe_source
+    else:
+        home = home_of(Path(source).expanduser())
+        run = home if home is not None else find_run()
+        context, whose = recipe_of(run, overrides), str(run)
+    found = find(source, None, context)
+    preset = "moa" if context.method.deploy == "cascade" else "zero_shot"
+    seats = {"model": found}
+    return Entrant(f"{source} on the problems and prompts of {whose}", with_players(context, seats, preset), seats)
+
+
+def evaluate(who: Entrant, mode: str | None, split: str, limit: int | None, samples: int, emit: Emit) -> Row:
+    """Figures of every arm on `split`, with the rows they come from. Where a cascade has several directions, the dev
+    split is evaluated too, to choose one of them before looking at the test split."""
+    from agon_cli.assemble import assemble
+    from agon_cli.evaluate import arms, choose
+    from agon_cli.evaluate import evaluate as rows_of
+    from agon_cli.players import take_seat
+
+    mode = mode or who.recipe.method.deploy
+    emit("phase", name="load")
+    world = assemble(who.recipe)
+    try:
+        for name, found in who.seats.items():
+            take_seat(world.policy, name, found)
+        _tell_dropped(world, emit)
+        rows: list[Row] = []
+        for part in ["dev", "test"] if split == "test" and mode == "cascade" and len(who.recipe.cast) > 1 else [split]:
+            problems = getattr(world.splits, part)[:limit]
+            rows += rows_of(world.arena, problems, part, who.step, mode, samples, lambda name: emit("phase", name=name))
+    finally:
+        world.arena.verifier.close()
+    figures = arms(rows)
+    return {
+        "what": who.what, "split": split, "step": who.step, "mode": mode, "samples": samples,
+        "arms": [arm for arm in figures if arm["split"] == split],
+        "chosen": choose([arm for arm in figures if arm["split"] == "dev"]),
+        "dev_arms": [arm for arm in figures if arm["split"] == "dev" and split != "dev"],
+        "rows": rows,
+    }  # fmt: skip
+
+
+def failure(error: BaseException) -> AgonError | None:
+    """The error a user can act on behind any exception; None for a bug."""
+    if isinstance(error, AgonError):
+        return error
+    if isinstance(error, KeyboardInterrupt):
+        return Stopped("interrupted", "", Exit.SIGINT)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ResourceError(f"disk full: {error.filename or ''} {error.strerror}", "free some space and run it again")
+    torch = sys.modules.get("torch")
+    exhausted: tuple[type[BaseException], ...] = (MemoryError,)
+    if torch is not None:
+        exhausted += (torch.OutOfMemoryError,)
+    if isinstance(error, exhausted) or "can't allocate memory" in str(error):
+        first = str(error).strip().partition("\n")[0]
+        hint = "lower rollout.batch_tokens and optim.micro_batch_tokens: they change memory, not results"
+        return ResourceError(f"out of memory{': ' if first else ''}{first}", hint)
+    return None
+

@@ -1,0 +1,218 @@
+"""The training loop: competitive cross-model reinforcement learning.
+
+Where this departs from the paper (arXiv 2607.07690) or fills what it leaves open, and from plain GRPO, and why:
+
+ 1. Every method is a set of values of the same few knobs; nothing below asks for a method's name.
+ 2. Players are separate lists of tensors with an optimiser each; the idle player's stay bit-identical. Nothing is merged.
+ 3. A group's std is the population's, without an epsilon; a group of exactly equal rewards is dropped, so none is needed.
+ 4. The loss divides by the completion tokens of the player's whole step (a recipe value), counted before micro-batching.
+ 5. One update per batch of rollouts, so the ratio is 1 and there is no clipping; KL weight 0 unless the recipe says so.
+ 6. Log-probabilities are those of the policy at the sampling temperature; the gap to the sampler's is measured, not
+    corrected.
+ 7. A completion that hit the cap has no answer and no summary; its challenger gets the plain prompt and no rival term.
+ 8. Only a failure of the grader itself is masked. What cannot be read or exhausts the grader is wrong.
+ 9. A player without any signal in a step is left as it is: momentum alone must not move it.
+10. With one player in both roles, both streams feed one update, each normalised within its own groups.
+11. Every random draw is a hash of seed, step, player, role, problem and index, so a run can stop and go on anywhere.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from agon_cli import data
+from agon_cli.assemble import World
+from agon_cli.checkpoint import PlayerState, Snapshot, load, newest, save
+from agon_cli.errors import GradingError
+from agon_cli.evaluate import arms, evaluate
+from agon_cli.metrics import Watch, grader_errors
+from agon_cli.records import rollout_rows, step_metrics, telling_sample
+from agon_cli.recipe.schema import Recipe
+from agon_cli.roles import Pairing, pairing
+from agon_cli.rollout import play
+from agon_cli.runlog import RunFolder
+from agon_cli.types import Group
+from agon_cli.update import Update, learning_rate, make_optimiser, update
+
+Emit = Callable[..., None]
+GRADER_ERRORS = 0.02
+GRADER_HANDFUL = 5
+
+
+class Clock:
+    """Seconds spent in each phase of a step; tells the observer when one begins."""
+
+    def __init__(self, emit: Emit) -> None:
+        self.emit = emit
+        self.seconds: dict[str, float] = {}
+        self._name, self._since = "", time.perf_counter()
+
+    def __call__(self, name: str) -> None:
+        now = time.perf_counter()
+        if self._name:
+            self.seconds[self._name] = self.seconds.get(self._name, 0.0) + now - self._since
+        self._name, self._since = name, now
+        if name:
+            self.emit("phase", name=name)
+
+
+def train(world: World, run: RunFolder, emit: Emit, stop: Callable[[], bool], until: int | None = None) -> int:
+    """Train from the newest whole checkpoint to the recipe's last step (or `until`); returns the step reached.
+
+    `stop` is asked after every step; when it says so the state is saved and the loop ends. Raises GuardError (numbers that
+    cannot be trusted), GradingError (the verifier fails too often) and ResourceError (disk).
+    """
+    recipe, policy = world.recipe, world.policy
+    optimisers = {name: make_optimiser(policy.parameters(name), recipe.optim) for name in recipe.cast}
+    start, watch, grading = resume(world, run, optimisers, emit)
+    last = min(last_step(recipe), until if until is not None else recipe.steps)
+    for step in range(start, last):
+        evaluate_if_due(world, run, step, emit)
+        clock = Clock(emit)
+        pair = pairing(step, recipe.cast, recipe.method.roles)
+        problems = data.batch(world.splits.train, step, recipe.rollout.problems, recipe.seed)
+        groups = play(world.arena, pair, problems, step, clock)
+        grading.check(groups)
+        clock("update")
+        lr = learning_rate(step, recipe.steps, recipe.optim)
+        updates = {}
+        for player in dict.fromkeys(pair):
+            own = [group for group in groups if group.player == player]
+            updates[player] = update(policy, player, own, optimisers[player], recipe.optim, recipe.rollout.temperature, lr)
+            world.arena.engine.publish(player)
+        clock("")
+        log(world, run, step, pair, groups, updates, clock.seconds, watch, emit)
+        halted = stop()
+        if halted or step + 1 == last or (step + 1) % recipe.save.every == 0:
+            checkpoint(world, run, optimisers, step + 1, emit)
+        if halted:
+            return step + 1
+    if last == last_step(recipe) and evaluate_if_due(world, run, last, emit):
+        checkpoint(world, run, optimisers, last, emit)
+    return last
+
+
+def last_step(recipe: Recipe) -> int:
+    """Optimiser steps of the recipe's method; none for the untrained base."""
+    return 0 if recipe.method.players == "base" else recipe.steps
+
+
+def resume(
+    world: World, run: RunFolder, optimisers: dict[str, torch.optim.AdamW], emit: Emit
+) -> tuple[int, Watch, Grading]:
+    """Put the newest whole checkpoint into players and optimisers and cut the logs to it; the step to go on from."""
+    path, skipped = newest(run.path / "checkpoints")
+    for sentence in skipped:
+        emit("warning", text=sentence)
+    watch, grading = Watch(), Grading()
+    if path is None:
+        run.cut({})
+        return 0, watch, grading
+    snapshot = load(path)
+    for name, state in snapshot.players.items():
+        world.policy.load_adapter_state(name, state.adapter, str(path / name))
+        _restore(optimisers[name], world.policy.parameters(name), state.optimiser)
+    run.cut(snapshot.log_sizes)
+    for row in run.read("metrics"):
+        watch.flags(row)
+        grading.count(row["grader_errors"], row["completions"])
+    emit("resumed", step=snapshot.step, checkpoint=str(path))
+    return snapshot.step, watch, grading
+
+
+class Grading:
+    """Stops a run whose grader itself fails on too many completions."""
+
+    def __init__(self) -> None:
+        self.errors = self.total = 0
+
+    def count(self, errors: int, total: int) -> None:
+        """Add the completions of one step."""
+        self.errors += errors
+        self.total += total
+
+    def check(self, groups: Sequence[Group]) -> None:
+        """Raises GradingError once more than 2 % of all completions so far (and more than a handful) were ungradable."""
+        self.count(*grader_errors(groups))
+        if self.errors > max(GRADER_HANDFUL, GRADER_ERRORS * self.total):
+            raise GradingError(
+                f"the grader itself failed on {self.errors} of {self.total} completions",
+                "see `verdict` and `extracted` in rollouts.jsonl; the last checkpoint is untouched",
+            )
+
+
+def evaluate_if_due(world: World, run: RunFolder, step: int, emit: Emit) -> bool:
+    """Evaluate before the first step and after the last on dev and test, in between on dev every `eval.every` steps, unless
+    the run already holds it."""
+    recipe = world.recipe
+    ends = step in (0, last_step(recipe))
+    if not ends and not (recipe.eval.every and step % recipe.eval.every == 0):
+        return False
+    have = {(row["step"], row["split"]) for row in run.read("evals")}
+    due = [split for split in (("dev", "test") if ends else ("dev",)) if (step, split) not in have]
+    for split in due:
+        clock = Clock(emit)
+        rows = evaluate(world.arena, getattr(world.splits, split), split, step, recipe.method.deploy, 1, clock)
+        clock("")
+        run.append("evals", rows)
+        emit("eval", step=step, split=split, arms=arms(rows), seconds=clock.seconds)
+    return bool(due)
+
+
+def checkpoint(
+    world: World, run: RunFolder, optimisers: dict[str, torch.optim.AdamW], step: int, emit: Emit
+) -> None:
+    """Save both players, both optimisers and the logs' sizes as one whole."""
+    players = {}
+    for name in world.recipe.cast:
+        tensors, config = world.policy.adapter_state(name)
+        moments = _moments(optimisers[name], world.policy.parameters(name))
+        players[name] = PlayerState(tensors, config, moments, {})
+    path = save(run.path / "checkpoints", Snapshot(step, players, run.sizes()))
+    emit("checkpoint", step=step, path=str(path))
+
+
+def _moments(optimiser: torch.optim.AdamW, parameters: dict[str, Parameter]) -> dict[str, Tensor]:
+    return {
+        f"{key}.{name}": torch.as_tensor(value).detach().cpu().clone()
+        for name, parameter in parameters.items()
+        for key, value in optimiser.state.get(parameter, {}).items()
+    }
+
+
+def _restore(optimiser: torch.optim.AdamW, parameters: dict[str, Parameter], moments: dict[str, Tensor]) -> None:
+    for name, parameter in parameters.items():
+        found = {
+            key: moments[f"{key}.{name}"].to(parameter.device if key != "step" else "cpu")
+            for key in ("step", "exp_avg", "exp_avg_sq")
+            if f"{key}.{name}" in moments
+        }
+        if found:
+            optimiser.state[parameter] = found
+
+
+def log(
+    world: World,
+    run: RunFolder,
+    step: int,
+    pair: Pairing,
+    groups: Sequence[Group],
+    updates: dict[str, Update],
+    seconds: dict[str, float],
+    watch: Watch,
+    emit: Emit,
+) -> None:
+    """One metrics row and one row per completion."""
+    row = step_metrics(step, pair, groups, updates, seconds, world.arena.verifier.equal)
+    row["flags"] = watch.flags(row)
+    run.append("rollouts", rollout_rows(world.recipe, step, groups))
+    run.append("metrics", [row])
+    emit("step", row=row, sample=telling_sample(groups))
+    for flag in row["flags"]:
+        emit("warning", text=flag)

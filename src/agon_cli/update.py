@@ -1,0 +1,142 @@
+"""One policy-gradient update of one player's adapter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from agon_cli.batching import by_token_budget
+from agon_cli.errors import GuardError
+from agon_cli.losses import PolicyBatch, policy_gradient_loss
+from agon_cli.policy import Policy
+from agon_cli.recipe.schema import Optim
+from agon_cli.types import Group, Rollout
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one update did. `gap` is the mean |trainer - sampler| log-probability (nats per token) over its rows, and
+    `grad_norm` the norm before clipping; both 0 when the player had no signal and was left as it was."""
+
+    loss: float
+    grad_norm: float
+    lr: float
+    gap: float
+    kl: float
+    applied: bool
+
+
+def learning_rate(step: int, steps: int, optim: Optim) -> float:
+    """Rises linearly over the warm-up share of the steps to `lr`, then falls linearly; the last step still moves."""
+    warm = math.ceil(optim.warmup * steps)
+    if step < warm:
+        return optim.lr * (step + 1) / warm
+    return optim.lr * (steps - step) / max(1, steps - warm)
+
+
+def make_optimiser(parameters: dict[str, Parameter], optim: Optim) -> torch.optim.AdamW:
+    """AdamW over exactly these parameters."""
+    return torch.optim.AdamW(list(parameters.values()), lr=optim.lr, weight_decay=optim.weight_decay, foreach=False)
+
+
+def token_weights(rollouts: Sequence[Rollout], denominator: str) -> list[float]:
+    """The weight of each completion's tokens in the loss, counted over all unmasked rollouts of the player's whole step.
+
+    `token`: 1 / (completion tokens of the step). `sequence`: 1 / (completions of the step x this completion's tokens).
+    """
+    counted = [rollout for rollout in rollouts if not rollout.verdict.masked]
+    if denominator == "token":
+        total = sum(len(rollout.completion.ids) for rollout in counted)
+        return [1.0 / max(1, total)] * len(rollouts)
+    return [1.0 / (max(1, len(counted)) * len(rollout.completion.ids)) for rollout in rollouts]
+
+
+def accumulate_gradient(
+    policy: Policy, player: str, groups: Sequence[Group], optim: Optim, temperature: float
+) -> tuple[float, float, float]:
+    """Put the gradient of the player's step into its parameters; returns loss, sampler gap (nats per token) and KL.
+
+    Rollouts without advantage add nothing and are not recomputed, unless a KL term needs them.
+    """
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    weights = token_weights(rollouts, optim.denominator)
+    wanted = [
+        index for index, rollout in enumerate(rollouts)
+        if not rollout.verdict.masked and (rollout.advantage != 0.0 or optim.kl > 0.0)
+    ]  # fmt: skip
+    lengths = [len(rollouts[index].prompt.ids) + len(rollouts[index].completion.ids) for index in wanted]
+    loss_sum = kl_sum = gap_sum = 0.0
+    tokens = 0
+    for batch in by_token_budget(lengths, optim.micro_batch_tokens):
+        chosen = [wanted[index] for index in batch]
+        rows = [rollouts[index] for index in chosen]
+        pairs = [(row.prompt.ids, row.completion.ids) for row in rows]
+        logprobs_M = policy.logprobs(player, pairs, temperature)
+        reference_M = None
+        if optim.kl > 0.0:
+            with torch.no_grad():
+                reference_M = policy.logprobs(player, pairs, temperature, bare=True)
+        inputs = PolicyBatch(
+            logprobs_M,
+            _spread([row.advantage for row in rows], rows, logprobs_M),
+            _spread([weights[index] for index in chosen], rows, logprobs_M),
+            reference_M,
+        )
+        loss, sums = policy_gradient_loss(inputs, optim.kl)
+        loss.backward()  # type: ignore[no-untyped-call]
+        sampled_M = torch.tensor([value for row in rows for value in row.completion.logprobs], device=logprobs_M.device)
+        gap_sum += float((logprobs_M.detach() - sampled_M).abs().sum())
+        tokens += len(sampled_M)
+        loss_sum += float(loss.detach())
+        kl_sum += sums.get("kl", 0.0)
+    return loss_sum, gap_sum / max(1, tokens), kl_sum
+
+
+def _spread(values: list[float], rows: Sequence[Rollout], like: Tensor) -> Tensor:
+    """One value per completion, repeated over its tokens."""
+    counts = torch.tensor([len(row.completion.ids) for row in rows])
+    return torch.tensor(values, dtype=like.dtype).repeat_interleave(counts).to(like.device)
+
+
+def update(
+    policy: Policy,
+    player: str,
+    groups: Sequence[Group],
+    optimiser: torch.optim.Optimizer,
+    optim: Optim,
+    temperature: float,
+    lr: float,
+) -> Update:
+    """One optimiser step for `player` on its groups; without any advantage (and without KL) the player is left alone.
+
+    Raises GuardError when the loss or the gradient is not finite, or zero although some advantage is not.
+    """
+    signal = any(rollout.advantage != 0.0 for group in groups for rollout in group.rollouts)
+    if not signal and optim.kl == 0.0:
+        return Update(0.0, 0.0, lr, 0.0, 0.0, applied=False)
+    parameters = policy.parameters(player)
+    for parameter in parameters.values():
+        parameter.requires_grad_(True)
+        parameter.grad = None
+    loss, gap, kl = accumulate_gradient(policy, player, groups, optim, temperature)
+    norm = float(torch.nn.utils.clip_grad_norm_(parameters.values(), optim.clip_norm))
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        raise GuardError(
+            f"player {player}: the loss is {loss} and its gradient's norm {norm}",
+            "lower optim.lr or use model.dtype bfloat16 or float32; the last checkpoint is untouched",
+        )
+    if norm == 0.0 and signal:
+        raise GuardError(
+            f"player {player}: the gradient is zero although some advantages are not",
+            "its adapter is not part of the computation; check lora.targets",
+        )
+    for group in optimiser.param_groups:
+        group["lr"] = lr
+    optimiser.step()
+    optimiser.zero_grad(set_to_none=True)
+    return Update(loss, norm, lr, gap, kl, applied=True)
