@@ -28,8 +28,8 @@ LONG = 60
 NESTED = {"Columns": "columns", "Filter": "filters[]"}
 
 INTRO = """A recipe is a YAML 1.2 file of at most 1 MB. Unknown keys, duplicate keys, tabs, tags, values of another type
-and numbers that are not finite are refused; all faults are reported at once, each with its line. `lr: 1e-5` is a number;
-`yes` and `no` are text. A section left out takes all its defaults.
+and numbers that are not finite are refused; all faults are reported at once, each with its line. `lr: 1e-5` is a
+number; `yes` and `no` are text. A section left out takes all its defaults.
 
 `key.path=value` after the recipe on any command line overrides one value, from left to right. The value is read as one
 YAML scalar, or as a whole list or mapping where brackets or braces enclose it. `method=NAME` replaces the whole method

@@ -135,7 +135,7 @@ def score(
     reads: Sequence[str | None],
     knobs: Knobs,
 ) -> Streams:
-    """Rewards and advantages of one problem: drafts over drafts, challenges over challenges, never one baseline for both."""
+    """Rewards and advantages of one problem; drafts over drafts, challenges over challenges, never one baseline."""
     draft_rewards = [reward_of_draft(draft, knobs) for draft in drafts]
     draft_advantages = advantages(draft_rewards, [draft.masked for draft in drafts])
     challenge_rewards = []

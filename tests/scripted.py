@@ -56,7 +56,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def write_model(folder: Path, *, seed: int = 0, tied: bool = False, layers: int = 2) -> Path:
+def write_model(folder: Path, *, seed: int = 0, tied: bool = False, layers: int = 2, dropout: float = 0.0) -> Path:
     """A random Llama, spread widely enough that its tokens have very different probabilities."""
     tok = tokenizer()
     torch.manual_seed(seed)
@@ -70,6 +70,7 @@ def write_model(folder: Path, *, seed: int = 0, tied: bool = False, layers: int 
         max_position_embeddings=512,
         initializer_range=0.3,
         tie_word_embeddings=tied,
+        attention_dropout=dropout,
         bos_token_id=None,
         eos_token_id=tok.convert_tokens_to_ids("<eos>"),
         pad_token_id=tok.convert_tokens_to_ids("<pad>"),

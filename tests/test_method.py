@@ -1,4 +1,4 @@
-"""Every method preset, step by step, against the slow reference: who plays, what is read, rewards, advantages, gradients.
+"""Every method preset, step by step, against the slow reference: roles, reads, rewards, advantages, gradients.
 
 A scripted engine fixes the facts of a step; the reference says what follows from them.
 """
@@ -89,12 +89,12 @@ def expected(recipe: Recipe, problems: Sequence[Problem], script: Script, challe
     assert len(fitting) == 1, "what the challenges were shown is not what the method lets them read"
     size = recipe.rollout.group_size
     facts = [[script("challenge", task.question, i).fact() for i in range(size)] for task in problems]
-    return [
-        reference.score(drafts[p], facts[p], facing[p], fitting[0][p], k) for p in range(len(problems))
-    ]
+    return [reference.score(drafts[p], facts[p], facing[p], fitting[0][p], k) for p in range(len(problems))]
 
 
-def check_groups(recipe: Recipe, pair: Pairing, problems: Sequence[Problem], script: Script, groups: list[Group]) -> None:
+def check_groups(
+    recipe: Recipe, pair: Pairing, problems: Sequence[Problem], script: Script, groups: list[Group]
+) -> None:
     drafts = [group for group in groups if group.role == "draft"]
     challenges = [group for group in groups if group.role == "challenge"]
     assert [group.problem for group in drafts] == list(problems)
@@ -174,7 +174,9 @@ def train_step(policy: Policy, recipe: Recipe, pair: Pairing, groups: list[Group
     for player in dict.fromkeys(pair):
         before = snapshot(policy)
         own = [group for group in groups if group.player == player]
-        done = update(policy, player, own, optimisers[player], recipe.optim, recipe.rollout.temperature, recipe.optim.lr)
+        done = update(
+            policy, player, own, optimisers[player], recipe.optim, recipe.rollout.temperature, recipe.optim.lr
+        )
         after = snapshot(policy)
         moved = {name for name in before if not torch.equal(before[name], after[name])}
         mine = f".{policy.seats[player].adapter}."

@@ -18,6 +18,7 @@ from agon_cli.recipe.schema import Recipe
 from agon_cli.rollout import Arena
 from agon_cli.summaries import read, withhold
 from agon_cli.types import Problem
+from agon_cli.verifiers import Verifier
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,19 @@ class World:
 
 def assemble(recipe: Recipe) -> World:
     """Load data, models and verifier, in the order in which a mistake is cheapest to find."""
-    splits = data.load(recipe)
+    verifier = verifiers.make(recipe)
+    try:
+        return _assembled(recipe, verifier)
+    except BaseException:
+        verifier.close()
+        raise
+
+
+def _assembled(recipe: Recipe, verifier: Verifier) -> World:
+    splits = data.load(recipe, verifier)
     policy = Policy(recipe)
     renderers = renderers_of(recipe, policy)
-    arena = Arena(recipe, HFEngine(policy, recipe.rollout.batch_tokens), renderers, verifiers.make(recipe))
+    arena = Arena(recipe, HFEngine(policy, recipe.rollout.batch_tokens), renderers, verifier)
     fitting, dropped = {}, {}
     for name in ("train", "dev", "test"):
         given: Sequence[Problem] = getattr(splits, name)
@@ -61,7 +71,9 @@ def assemble(recipe: Recipe) -> World:
             )
         fitting[name], dropped[name] = kept, len(given) - len(kept)
     _check_full_marks(arena, fitting["train"][0])
-    return World(recipe, policy, arena, Splits(**fitting), dropped)
+    return World(
+        recipe, policy, arena, Splits(fitting["train"], fitting["dev"], fitting["test"], splits.counts), dropped
+    )
 
 
 def renderers_of(recipe: Recipe, policy: Policy) -> dict[str, Renderer]:
@@ -76,8 +88,8 @@ def _fits(problem: Problem, renderers: dict[str, Renderer], limit: int) -> bool:
 
 
 def _check_full_marks(arena: Arena, problem: Problem) -> None:
-    """A perfect answer, written as the recipe asks, must survive template, splitter, format term and summary; otherwise a
-    whole run would be paid nothing for doing right."""
+    """A perfect answer, written as the recipe asks, must survive template, splitter, format term and summary; otherwise
+    a whole run would be paid nothing for doing right."""
     fmt = arena.recipe.format
     for name, renderer in arena.renderers.items():
         prefill = renderer.plain(problem).prefill
@@ -89,7 +101,7 @@ def _check_full_marks(arena: Arena, problem: Problem) -> None:
         reading = read(text, prefill, "stop", fmt)
         if not reading.well_formed or withhold(reading, fmt, "tag", arena.verifier.equal) is None:
             raise GuardError(
-                f"player {name}: a perfect completion would not get the format term under this template and these markers",
+                f"player {name}: a perfect completion would not get the format term with this template and markers",
                 "check format.think and format.answer against the model's chat template (prompts.template_args)",
             )
 

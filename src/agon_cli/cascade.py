@@ -5,8 +5,6 @@ Both stages are the very `draft` and `challenge` of training, with one completio
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,16 +17,16 @@ from agon_cli.errors import UsageError
 from agon_cli.evaluate import arms, direction
 from agon_cli.players import Found, find, recipe_of, take_seat, with_players
 from agon_cli.policy import Policy
-from agon_cli.recipe import Recipe, from_resolved
+from agon_cli.questions import UNGRADED
+from agon_cli.recipe import Recipe, from_resolved, load
 from agon_cli.rollout import Arena, Phase, challenge, draft
-from agon_cli.runlog import read
+from agon_cli.runlog import find_run, read
 from agon_cli.summaries import Reading
 from agon_cli.types import Problem, Rollout, Verdict
 from agon_cli.verifiers import Verifier
 
 CHUNK = 64
 """Problems answered at a time, so that a long batch shows results as it goes."""
-_UNGRADED = {"gold": "none given"}
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,8 @@ class Exchange:
 
     @property
     def outcome(self) -> str | None:
-        if self.problem.meta == _UNGRADED:
+        """What the exchange did, as said above."""
+        if self.problem.meta == UNGRADED:
             return None
         if self.draft.verdict.masked or self.final.verdict.masked:
             return "grader_error"
@@ -68,9 +67,9 @@ class _GradesWithGold:
         return self.inner.equal(a, b)
 
     def grade(self, items: Sequence[tuple[Problem, str]]) -> list[Verdict]:
-        graded = iter(self.inner.grade([item for item in items if item[0].meta != _UNGRADED]))
+        graded = iter(self.inner.grade([item for item in items if item[0].meta != UNGRADED]))
         return [
-            Verdict("wrong", answer, "no gold answer") if problem.meta == _UNGRADED else next(graded)
+            Verdict("wrong", answer, "no gold answer") if problem.meta == UNGRADED else next(graded)
             for problem, answer in items
         ]
 
@@ -84,8 +83,8 @@ class Cascade:
     def __init__(self, drafter: Found, solver: Found, settings: Settings) -> None:
         self.seats = {"drafter": drafter, "solver": solver}
         contexts = {name: settings.context(found) for name, found in self.seats.items()}
-        loras = {found.lora for found in self.seats.values() if found.lora is not None}
-        together = contexts["drafter"] == contexts["solver"] and len(loras) < 2
+        loras = [found.lora for found in self.seats.values() if found.lora is not None]
+        together = contexts["drafter"] == contexts["solver"] and all(lora == loras[0] for lora in loras)
         crews = [self.seats] if together else [{name: found} for name, found in self.seats.items()]
         self._policies: dict[str, Policy] = {}
         self._arenas: dict[str, Arena] = {}
@@ -100,17 +99,40 @@ class Cascade:
             self._policies |= dict.fromkeys(crew, policy)
             self._arenas |= dict.fromkeys(crew, arena)
 
+    def describe(self) -> dict[str, Any]:
+        """Who plays, and every value that shapes a sample, by seat."""
+        found = {}
+        for name, arena in self._arenas.items():
+            place, seat = arena.sampling, self.seats[name]
+            found[name] = {
+                "player": seat.label, "base": seat.model.id, "adapter": str(seat.adapter) if seat.adapter else None,
+                "temperature": place.temperature, "top_p": place.top_p, "top_k": place.top_k,
+                "max_tokens": place.max_tokens, "summary_tokens": arena.recipe.summary.max_tokens,
+                "seed": arena.recipe.seed,
+            }  # fmt: skip
+        return found
+
     def check(self, problems: Iterable[Problem]) -> None:
-        """Raises UsageError for a problem whose prompts and completion could outgrow a player's context."""
+        """Raises UsageError for a gold answer that this verifier cannot use, and for a problem whose prompts and
+        completion could outgrow a player's context."""
+        problems = list(problems)
+        kinds = {arena.recipe.verifier.type for arena in self._arenas.values()} & {"code", "reasoning_gym"}
+        if kinds and any(problem.meta != UNGRADED for problem in problems):
+            raise UsageError(
+                f"the verifier {kinds.pop()!r} grades against more than a gold answer",
+                "leave out gold answers, or name a --recipe with another verifier",
+            )
         for name, arena in self._arenas.items():
             config = self._policies[name].seats[name].model.get_base_model().config.get_text_config()
             limit = getattr(config, "max_position_embeddings", None)
-            for problem in problems if limit else ():
+            if limit is None:
+                continue
+            for problem in problems:
                 room = limit - arena.recipe.rollout.max_tokens
                 if arena.renderers[name].widest(problem) > room:
                     raise UsageError(
-                        f"the problem that begins {problem.question[:40]!r} leaves the {name} no room: its prompt can take "
-                        f"more than {room} of the model's {limit} tokens",
+                        f"the problem that begins {problem.question[:40]!r} leaves the {name} no room: its prompt can "
+                        f"take more than {room} of the model's {limit} tokens",
                         "shorten the problem, or lower rollout.max_tokens or summary.max_tokens in a --recipe",
                     )
 
@@ -152,6 +174,36 @@ class Settings:
         return with_players(context, crew, "agon" if len(crew) > 1 else "grpo", rollout=sampling, seed=self.seed)
 
 
+def open_cascade(
+    drafter: str | None,
+    solver: str | None,
+    run: Path | None,
+    recipe: str | None,
+    seed: int,
+    temperature: float | None,
+    greedy: bool,
+) -> Cascade:
+    """The cascade as the command line asks for it: players of `run`, else of the newest one, or any that `find` finds.
+
+    Raises UsageError for players that cannot be found, UnreachableError for a base that cannot be loaded.
+    """  # fmt: skip
+    home = _run_or_none(run, needed=drafter is None or solver is None)
+    given = None if recipe is None else load(recipe)
+    fallback = recipe_of(home) if home is not None else None
+    names = pick_seats(home, drafter, solver)
+    first, last = (find(name, home, given or fallback) for name in names)
+    return Cascade(first, last, Settings(given, fallback, seed, temperature, greedy))
+
+
+def _run_or_none(run: Path | None, needed: bool) -> Path | None:
+    try:
+        return find_run(run)
+    except UsageError:
+        if run is not None or needed:
+            raise
+        return None
+
+
 def _defaults(found: Found) -> Recipe:
     return from_resolved({"model": found.model.model_dump(mode="json"), "data": {"type": "tiny"}})
 
@@ -179,53 +231,17 @@ def pick_seats(run: Path | None, drafter: str | None, solver: str | None) -> tup
     )
 
 
-def one_problem(question: str, gold: str | None) -> Problem:
-    """A problem as the command line gives it. Its id, and so its luck, follows from its text."""
-    meta = dict(_UNGRADED) if gold is None else {}
-    return Problem(hashlib.sha256(question.encode(errors="replace")).hexdigest()[:16], question, gold or "", meta)
-
-
-def batch_problems(lines: Iterable[bytes], name: str) -> list[Problem]:
-    """The problems of a JSONL file: `question` or `problem`, and optionally `gold` or `answer`. Blank lines are skipped.
-
-    Raises UsageError, naming file and line, for anything else.
-    """
-    found = []
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            found.append(_row(line, f"{name}:{number}"))
-    if not found:
-        raise UsageError(f"{name} holds no problem", 'write one JSON object a line, such as {"question": "1 + 1"}')
-    return found
-
-
-def _row(line: bytes, place: str) -> Problem:
-    hint = 'write one JSON object a line: {"question": "1 + 1", "gold": "2"}; gold is optional'
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{place}: not JSON: {error}", hint) from None
-    if not isinstance(row, dict):
-        raise UsageError(f"{place}: not a JSON object", hint)
-    question = next((row[key] for key in ("question", "problem") if key in row), None)
-    if not isinstance(question, str) or not question.strip():
-        raise UsageError(f"{place}: no question: needs text under `question` or `problem`", hint)
-    gold = next((row[key] for key in ("gold", "answer") if row.get(key) is not None), None)
-    if isinstance(gold, bool) or not isinstance(gold, str | int | float | None):
-        raise UsageError(f"{place}: the gold answer must be text or a number", hint)
-    return one_problem(question, None if gold is None else str(gold))
-
-
-def record(exchange: Exchange, drafter: str, solver: str) -> dict[str, Any]:
+def record(exchange: Exchange, pair: Cascade) -> dict[str, Any]:
     """The exchange as JSON values."""
+    graded = exchange.outcome is not None
     return {
         "problem": exchange.problem.question,
-        "gold": exchange.problem.gold if exchange.outcome is not None else None,
-        "drafter": drafter,
-        "solver": solver,
-        "draft": _stage(exchange.draft, exchange.outcome is not None),
+        "gold": exchange.problem.gold if graded else None,
+        "drafter": pair.seats["drafter"].label,
+        "solver": pair.seats["solver"].label,
+        "draft": _stage(exchange.draft, graded),
         "summary": exchange.final.read_summary,
-        "final": _stage(exchange.final, exchange.outcome is not None),
+        "final": _stage(exchange.final, graded),
         "answer": exchange.answer,
         "outcome": exchange.outcome,
     }

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from agon_cli.metrics import copied, mean
-from agon_cli.recipe.schema import Recipe
 from agon_cli.roles import Pairing, directions
 from agon_cli.rollout import Arena, Phase, challenge, draft
 from agon_cli.stats import interval
@@ -35,7 +34,9 @@ def evaluate(
         for pair in directions(recipe.cast):
             first = drafts[pair.drafter]
             finals = challenge(arena, pair.challenger, first, exchange, "per_rollout", when, _quiet)
-            rows += _cascade_rows(arena, first, finals, place | {"arm": f"{pair.drafter}>{pair.challenger}", "mode": "cascade"})
+            rows += _cascade_rows(
+                arena, first, finals, place | {"arm": f"{pair.drafter}>{pair.challenger}", "mode": "cascade"}
+            )
     return rows
 
 
@@ -85,9 +86,9 @@ def _cascade_rows(arena: Arena, drafts: Sequence[Group], finals: Sequence[Group]
 def arms(rows: Iterable[Row]) -> list[Row]:
     """Figures per step, split and arm, in the order in which they appear in evaluation rows.
 
-    `accuracy` is pass@1 with `low` and `high` its 95 % interval over problems; `tokens` and `prompt_tokens` are means of
-    the last stage. A cascade adds `draft_tokens`, `table[draft right?][final right?]` (counts of completions), and the
-    rates `fix`, `break` and `copy`. Rows the grader itself failed on are counted in `grader_errors` and left out.
+    `accuracy` is pass@1 with `low` and `high` its 95 % interval over problems; `tokens` and `prompt_tokens` are means
+    of the last stage. A cascade adds `draft_tokens`, `table[draft right?][final right?]` (counts of completions), and
+    the rates `fix`, `break` and `copy`. Rows the grader itself failed on are counted in `grader_errors` and left out.
     """
     grouped: dict[tuple[int, str, str], list[Row]] = {}
     for row in rows:

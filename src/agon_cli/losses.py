@@ -12,9 +12,7 @@ from torch.utils.checkpoint import checkpoint
 Head = Callable[[Tensor], Tensor]
 
 
-def token_logprobs(
-    hidden_MH: Tensor, targets_M: Tensor, head: Head, temperature: float, chunk: int = 1024
-) -> Tensor:
+def token_logprobs(hidden_MH: Tensor, targets_M: Tensor, head: Head, temperature: float, chunk: int = 1024) -> Tensor:
     """Log-probabilities (nats, float32, shape M) of target tokens under softmax(head(hidden) / temperature).
 
     Works through the M positions in chunks and recomputes each chunk's logits in the backward pass, so that at most
@@ -39,9 +37,9 @@ def token_logprobs(
 class PolicyBatch:
     """One micro-batch of completion tokens, rows laid end to end (M tokens in all).
 
-    `weight_M` is the share of each token in the loss: 1 / denominator, where the denominator (`token`: completion tokens
-    of the player's whole step; `sequence`: completions x this completion's tokens) is counted once over that step, so
-    splitting the step into micro-batches cannot change a gradient.
+    `weight_M` is the share of each token in the loss: 1 / denominator, where the denominator (`token`: completion
+    tokens of the player's whole step; `sequence`: completions x this completion's tokens) is counted once over that
+    step, so splitting the step into micro-batches cannot change a gradient.
     """
 
     logprobs_M: Tensor
@@ -54,8 +52,8 @@ def policy_gradient_loss(batch: PolicyBatch, kl: float = 0.0) -> tuple[Tensor, d
     """-sum_t w_t (r_t A_t - kl D_t) with the ratio r_t = pi / sg(pi), which is 1 on-policy but carries the gradient.
 
     D_t = exp(q - p) - (q - p) - 1 estimates KL(pi || base) without bias and is never negative (p the policy's, q the
-    base's log-probability). One update per batch of rollouts makes clipping void, so there is none. Returns the loss and
-    sums (`kl`: nats, weighted like the loss).
+    base's log-probability). One update per batch of rollouts makes clipping void, so there is none. Returns the loss
+    and sums (`kl`: nats, weighted like the loss).
     """
     ratio_M = torch.exp(batch.logprobs_M - batch.logprobs_M.detach())
     loss = -(batch.weight_M * batch.advantages_M * ratio_M).sum()

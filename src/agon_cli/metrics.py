@@ -44,8 +44,8 @@ def faced(drafts: Group, challenges: Group) -> list[tuple[Rollout, Rollout]]:
 
 
 def exchange_metrics(drafts: Sequence[Group], challenges: Sequence[Group], equal: Equal) -> dict[str, Any]:
-    """What reading did. `fix`: right after a wrong draft; `break`: wrong after a right one; `copy`: the draft's own answer
-    after a wrong draft (among those that were shown a summary)."""
+    """What reading did. `fix`: right after a wrong draft; `break`: wrong after a right one; `copy`: the draft's own
+    answer after a wrong draft (among those that were shown a summary)."""
     pairs = [pair for group in zip(drafts, challenges, strict=True) for pair in faced(*group)]
     wrong = [(a, b) for a, b in pairs if not a.verdict.correct]
     right = [(a, b) for a, b in pairs if a.verdict.correct]
@@ -63,16 +63,18 @@ def copied(draft: Rollout, challenge: Rollout, equal: Equal) -> bool:
 
 
 def bonus_metrics(drafts: Sequence[Group], challenges: Sequence[Group]) -> dict[str, Any]:
-    """What the rival term did. `advantage_vs_wrong` and `advantage_vs_right`: mean advantage of right challenges by their
-    draft's verdict. `revived`: share of groups in which every challenge is right with the same format, so that only the
-    drafts' being mixed gives a signal."""
-    vs_wrong, vs_right, revived = [], [], []
+    """What the rival term did. `advantage_vs_wrong` and `advantage_vs_right`: mean advantage of right challenges by
+    their draft's verdict. `revived`: share of groups in which every challenge is right with the same format, so that
+    only the drafts' being mixed gives a signal."""
+    vs_wrong: list[float] = []
+    vs_right: list[float] = []
+    revived: list[bool] = []
     for against, group in zip(drafts, challenges, strict=True):
         for a, b in faced(against, group):
             if b.verdict.correct:
                 (vs_right if a.verdict.correct else vs_wrong).append(b.advantage)
         kept = [r for r in group.rollouts if not r.verdict.masked]
-        alike = len({(r.verdict.correct, r.format) for r in kept}) == 1
+        alike = all(r.verdict.correct for r in kept) and len({r.format for r in kept}) == 1
         revived.append(alike and any(r.advantage != 0.0 for r in kept))
     return {
         "advantage_vs_wrong": mean(vs_wrong),
@@ -119,7 +121,11 @@ class Watch:
             return []
         start, now = sum(lengths[:WINDOW]) / WINDOW, sum(lengths[-WINDOW:]) / WINDOW
         told = self._tell(f"{key} length", now < 0.5 * start)
-        return [f"{key}: mean length fell from {start:.0f} to {now:.0f} tokens; the role may be collapsing"] if told else []
+        return (
+            [f"{key}: mean length fell from {start:.0f} to {now:.0f} tokens; the role may be collapsing"]
+            if told
+            else []
+        )
 
     def _copying(self, key: str) -> list[str]:
         copies = self._copies[key]

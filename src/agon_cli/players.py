@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 _CONFIG, _WEIGHTS, _RESOLVED = "adapter_config.json", "adapter_model.safetensors", "recipe.resolved.json"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 _UNSUPPORTED = (
-    "use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform", "layers_pattern",
-    "layer_replication", "exclude_modules", "fan_in_fan_out", "lora_bias", "target_parameters", "trainable_token_indices",
+    "use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform",
+    "layers_pattern", "layer_replication", "exclude_modules", "fan_in_fan_out", "lora_bias", "target_parameters",
+    "trainable_token_indices",
 )  # fmt: skip
 
 
@@ -58,13 +59,19 @@ def find(name: str, run: Path | None, near: Recipe | None = None) -> Found:
                 f"{name} is a folder without {_CONFIG}, so it holds no adapter, and no base model either",
                 "point at a player's folder, such as runs/tiny/A, or at a saved model",
             )
-    elif not (name.startswith(("package:", "/", "./", "../", "~")) or name.endswith(".gguf") or _HUB_ID.fullmatch(name)):
-        known = f" of {run}; its players are {', '.join(recipe_of(run).players)}" if run is not None else ", and there is no run"
+    elif not _could_be_base(name):
+        known = ", and there is no run" if run is None else f" of {run}, which has {', '.join(recipe_of(run).players)}"
         raise UsageError(
             f"{name!r} is no player{known}",
             "name a player of the newest run or of --run, an adapter folder, or a Hub id such as Qwen/Qwen3-0.6B",
         )
     return Found(name, base_model(name, near))
+
+
+def _could_be_base(name: str) -> bool:
+    """Whether a name that is no folder here can be a base all the same: a path, a package, a GGUF file or a Hub id."""
+    named = name.startswith(("package:", "/", "./", "../", "~")) or name.endswith(".gguf")
+    return named or _HUB_ID.fullmatch(name) is not None
 
 
 def recipe_of(run: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -106,7 +113,8 @@ def in_folder(folder: Path, near: Recipe | None) -> Found:
     try:
         config = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path} cannot be read: {error}", "point at a folder that PEFT or `agon train` saved") from error
+        hint = "point at a folder that PEFT or `agon train` saved"
+        raise UsageError(f"{path} cannot be read: {error}", hint) from error
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         raise UsageError(f"{path} describes no LoRA adapter", "only LoRA adapters can play")
     odd = [key for key in _UNSUPPORTED if config.get(key)] + (["bias"] if config.get("bias", "none") != "none" else [])
@@ -166,8 +174,8 @@ def take_seat(policy: Policy, player: str, found: Found) -> None:
 
 
 def with_players(recipe: Recipe, seats: dict[str, Found], preset: str, **sections: Any) -> Recipe:
-    """The recipe with these players at their bases in place of its own, untrained, under a preset. Each section given is
-    merged into the recipe's own."""
+    """The recipe with these players at their bases in place of its own, untrained, under a preset. Each section given
+    is merged into the recipe's own."""
     values = recipe.model_dump(mode="json")
     lora = next((found.lora for found in seats.values() if found.lora is not None), recipe.lora)
     first = next(iter(seats.values()))

@@ -35,7 +35,9 @@ class Seat:
 
     @property
     def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        """Where its base's weights are."""
+        found: torch.device = next(self.model.parameters()).device
+        return found
 
 
 class Policy:
@@ -81,9 +83,15 @@ class Policy:
             yield seat
 
     def logprobs(
-        self, player: str, rows: list[tuple[tuple[int, ...], tuple[int, ...]]], temperature: float, *, bare: bool = False
+        self,
+        player: str,
+        rows: list[tuple[tuple[int, ...], tuple[int, ...]]],
+        temperature: float,
+        *,
+        bare: bool = False,
     ) -> Tensor:
-        """Log-probabilities (nats) of every completion token, rows laid end to end; a row is (prompt ids, completion ids).
+        """Log-probabilities (nats) of every completion token, rows laid end to end; a row is (prompt ids,
+        completion ids).
 
         Rows are padded on the right, where a causal model cannot see it, so neither padding nor row order changes them.
         """
@@ -104,7 +112,7 @@ class Policy:
     def adapter_state(self, player: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The player's adapter as plain PEFT stores it: tensors by file key (copies on the CPU), and its config."""
         seat = self.seats[player]
-        tensors = get_peft_model_state_dict(seat.model, adapter_name=seat.adapter)
+        tensors = get_peft_model_state_dict(seat.model, adapter_name=seat.adapter, save_embedding_layers=False)
         config = seat.model.peft_config[seat.adapter].to_dict() | {"inference_mode": True}
         plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
         return {key: value.detach().cpu().clone() for key, value in tensors.items()}, plain
@@ -115,7 +123,7 @@ class Policy:
         Raises UsageError for an adapter of another base or shape.
         """
         seat = self.seats[player]
-        own = get_peft_model_state_dict(seat.model, adapter_name=seat.adapter)
+        own = get_peft_model_state_dict(seat.model, adapter_name=seat.adapter, save_embedding_layers=False)
         wrong = sorted(own.keys() ^ tensors.keys()) or sorted(k for k in own if own[k].shape != tensors[k].shape)
         if wrong:
             raise UsageError(
@@ -194,5 +202,7 @@ def player_folder_config(folder: Path) -> LoraConfig:
     try:
         config = LoraConfig.from_pretrained(str(folder))
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UsageError(f"{folder} holds no readable LoRA adapter: {error}", "point at a folder with adapter_config.json") from error
+        raise UsageError(
+            f"{folder} holds no readable LoRA adapter: {error}", "point at a folder with adapter_config.json"
+        ) from error
     return config

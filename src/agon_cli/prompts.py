@@ -25,7 +25,9 @@ class Renderer:
         self.prompts = prompts
         self.summary_tokens = summary_tokens
         contents = {str(token) for token in tokenizer.added_tokens_decoder.values()} | set(tokenizer.all_special_tokens)
-        ordered = sorted((text for text in contents if len(text) > 1), key=len, reverse=True)
+        # Runs of white space that some tokenizers list as tokens control nothing, and code needs them as they are.
+        control = [text for text in contents if len(text) > 1 and text.strip("\u2581 \t\r\n")]
+        ordered = sorted(control, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
     def plain(self, problem: Problem) -> Prompt:
@@ -34,7 +36,9 @@ class Renderer:
 
     def rival(self, problem: Problem, summary: str) -> Prompt:
         """The prompt of a challenge. A summary longer than its reserved room loses its end."""
-        return self._render(self.prompts.rival, {"problem": problem.question, "summary": self._cut(summary)})
+        return self._render(
+            self.prompts.rival, {"problem": problem.question, "summary": self._cut(self._inert(summary))}
+        )
 
     def widest(self, problem: Problem) -> int:
         """Most tokens any prompt of this problem can have: its challenge with a full summary."""
@@ -48,7 +52,9 @@ class Renderer:
         return str(self.tokenizer.decode(ids[: self.summary_tokens])).rstrip("\ufffd")
 
     def _inert(self, text: str) -> str:
-        """Break up every control token's spelling, so that no text can end a turn or open another."""
+        """Break up every control token's spelling, so that no text can end a turn or open another; and replace what is
+        no character (a lone surrogate), which no tokenizer takes."""
+        text = text.encode("utf-8", "replace").decode()
         if self._control is None:
             return text
         return self._control.sub(lambda match: match.group()[0] + " " + match.group()[1:], text)

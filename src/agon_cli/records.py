@@ -35,7 +35,12 @@ def rollout_rows(recipe: Recipe, step: int, groups: Sequence[Group]) -> list[Row
 
 
 def step_metrics(
-    step: int, pair: Pairing, groups: Sequence[Group], updates: dict[str, Update], seconds: dict[str, float], equal: Equal
+    step: int,
+    pair: Pairing,
+    groups: Sequence[Group],
+    updates: dict[str, Update],
+    seconds: dict[str, float],
+    equal: Equal,
 ) -> Row:
     """The step's metrics row. Each player has its update and, under the name of the role it played, its stream."""
     drafts = [group for group in groups if group.role == "draft"]
@@ -68,7 +73,7 @@ def step_metrics(
 
 
 def telling_sample(groups: Sequence[Group]) -> Row | None:
-    """One exchange worth a look: a fix if the step has one, else a break, else any challenge; without challenges, a draft."""
+    """One exchange worth a look: a fix if the step has one, else a break, else any challenge, else a draft."""
     drafts = {group.problem.id: group for group in groups if group.role == "draft"}
     pairs = [
         (group.problem, drafts[group.problem.id].rollouts[r.draft_index], r)

@@ -30,6 +30,7 @@ class Arena:
 
     @property
     def sampling(self) -> Sampling:
+        """The recipe's sampling values."""
         rollout = self.recipe.rollout
         return Sampling(rollout.temperature, rollout.top_p, 1 if self.greedy else 0, rollout.max_tokens)
 
@@ -46,13 +47,13 @@ def play(arena: Arena, pair: Pairing, problems: Sequence[Problem], step: int, ph
     phase("challenge")
     method = arena.recipe.method
     return reward_all(
-        arena, drafts, challenge(arena, pair.challenger, drafts, method.exchange, method.opponent, f"step {step}", phase)
+        arena,
+        drafts,
+        challenge(arena, pair.challenger, drafts, method.exchange, method.opponent, f"step {step}", phase),
     )
 
 
-def draft(
-    arena: Arena, player: str, problems: Sequence[Problem], count: int, when: str, phase: Phase
-) -> list[Group]:
+def draft(arena: Arena, player: str, problems: Sequence[Problem], count: int, when: str, phase: Phase) -> list[Group]:
     """`count` graded drafts of every problem, not yet rewarded. `when` is part of every seed."""
     prompts = [arena.renderers[player].plain(problem) for problem in problems]
     seeds = [_seeds(arena, when, player, "draft", problem, count) for problem in problems]
@@ -64,8 +65,8 @@ def draft(
 def challenge(
     arena: Arena, player: str, drafts: Sequence[Group], exchange: str, opponent: str, when: str, phase: Phase
 ) -> list[Group]:
-    """One graded challenge per draft, not yet rewarded: it reads what `exchange` lets it read, or the plain prompt where
-    that has no summary."""
+    """One graded challenge per draft, not yet rewarded: it reads what `exchange` lets it read, or the plain prompt
+    where that has no summary."""
     problems = [group.problem for group in drafts]
     seed = arena.recipe.seed
     facing = [opponents(group, opponent, seed_of(seed, when, "opponent", group.problem.id)) for group in drafts]
@@ -76,7 +77,10 @@ def challenge(
         [renderer.plain(problem) if summary is None else renderer.rival(problem, summary) for summary in shown[p]]
         for p, problem in enumerate(problems)
     ]
-    seeds = [_seeds(arena, when, player, "challenge", problem, len(row)) for problem, row in zip(problems, prompts, strict=True)]
+    seeds = [
+        _seeds(arena, when, player, "challenge", problem, len(row))
+        for problem, row in zip(problems, prompts, strict=True)
+    ]
     flat = arena.engine.sample(
         [prompt for row in prompts for prompt in row], player, arena.sampling, [[seed] for row in seeds for seed in row]
     )

@@ -1,20 +1,18 @@
-"""What `agon train` and `agon eval` do, short of the screen: set up, run under signals, and put the figures together."""
+"""What `agon train` and `agon eval` do, short of the screen: set up, run under signals, put the figures together."""
 
 from __future__ import annotations
 
 import errno
-import os
-import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from agon_cli.errors import AgonError, Exit, ResourceError, Stopped, UsageError
-from agon_cli.recipe import Recipe, load, locate, resolved
+from agon_cli.halt import Halt
+from agon_cli.recipe import Recipe, differences, load, locate, resolved
 from agon_cli.runlog import RunFolder, describe, find_run, is_run, read
 
 if TYPE_CHECKING:
@@ -25,7 +23,6 @@ Emit = Callable[..., None]
 Row = dict[str, Any]
 INTERVAL = 10
 """Steps between two reports of a run that is not evaluated in between."""
-_SHOW_CURSOR = b"\x1b[?25h"
 
 
 @dataclass(frozen=True)
@@ -67,12 +64,14 @@ class Plan:
             "challenges": 0 if alone else size,
             "sampling": sampling(recipe),
             "lr": recipe.optim.lr,
+            "every": self.every,
+            "eval_every": recipe.eval.every,
             "seed": recipe.seed,
         }  # fmt: skip
 
 
 def plan(source: str, overrides: Sequence[str], out: Path | None) -> Plan:
-    """Read the recipe; the run folder is `runs/<recipe>` unless named. Raises UsageError for whatever is wrong with it."""
+    """Read the recipe; the run folder is `runs/<recipe>` unless named. Raises UsageError for whatever is wrong."""
     recipe, path = load(source, overrides), locate(source)
     return Plan(recipe, path, out if out is not None else Path("runs", path.stem))
 
@@ -84,88 +83,49 @@ def sampling(recipe: Recipe) -> Row:
     return keys | {"max_prompt_tokens": rollout.max_prompt_tokens, "summary_tokens": recipe.summary.max_tokens}
 
 
-def dry_run(planned: Plan) -> Row:
-    """What `train` would do, with the problems counted; loads data and no model, writes nothing."""
+def dry_run(planned: Plan, fresh: bool) -> Row:
+    """What `train` would do, with the problems counted; loads data and no model, writes nothing.
+
+    `there` says what becomes of a run in the folder: `none` is there, it `goes on`, or is `discarded`, or is `refused`
+    because its recipe differs as `differences` lists.
+    """
     from agon_cli import data
+    from agon_cli.players import recipe_of
+
+    there, changes = "none", []
+    if is_run(planned.out):
+        changes = differences(resolved(recipe_of(planned.out)), resolved(planned.recipe))
+        there = "discarded" if fresh else "refused" if changes else "goes on"
 
     splits = data.load(planned.recipe)
     problems = {name: len(getattr(splits, name)) for name in ("train", "dev", "test")}
-    return planned.describe() | {"problems": problems, "resumes": is_run(planned.out)}
+    return planned.describe() | {"problems": problems, "there": there, "differences": changes}
 
 
-class Halt:
-    """SIGINT and SIGTERM while it is entered. While no step is under way they end the command there and then; in a step
-    the first is remembered, for the loop to finish it and save, and the second ends the process at once."""
-
-    def __init__(self, quiet: bool = False) -> None:
-        self.signal: signal.Signals | None = None
-        self._quiet = quiet
-        self._holding = False
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> Halt:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._received)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def __call__(self) -> bool:
-        return self.signal is not None
-
-    @property
-    def code(self) -> Exit:
-        """The exit code that tells which signal it was."""
-        return Exit.SIGTERM if self.signal is signal.SIGTERM else Exit.SIGINT
-
-    def watch(self, kind: str, payload: Row) -> None:
-        """Learn from training's events whether there are steps that are not saved: from a step's first phase to the next
-        checkpoint. Between those, and in an evaluation there, ending at once loses nothing."""
-        if kind == "checkpoint":
-            self._holding = False
-        elif kind == "phase" and payload["name"] not in ("load", "evaluate"):
-            self._holding = True
-
-    def _received(self, number: int, _: FrameType | None) -> None:
-        again = self.signal is not None
-        self.signal = signal.Signals(number)
-        if not self._holding:
-            raise KeyboardInterrupt
-        # Plain writes: buffers and locks may be held by the very code that was interrupted.
-        if again:
-            _write_error(_SHOW_CURSOR if os.isatty(2) else b"")
-            os._exit(self.code)
-        if not self._quiet:
-            _write_error(f"\n{self.signal.name}: finishing this step, then saving; a second signal ends at once\n".encode())
-
-
-def _write_error(text: bytes) -> None:
-    with suppress(OSError):
-        os.write(2, text)
-
-
-def train(planned: Plan, command: Sequence[str], fresh: bool, until: int | None, emit: Emit, halt: Halt, again: str) -> Row:
+def train(
+    planned: Plan, command: Sequence[str], fresh: bool, until: int | None, emit: Emit, halt: Halt, again: str
+) -> Row:
     """Train, or go on training; the figures before and after, where the run is complete by then.
 
     `again` is the command that continues. Raises Stopped when a signal ended the run, and whatever training raises.
     """
     recipe = planned.recipe
     text = planned.source.read_text(encoding="utf-8", errors="replace")
-    emit("start", **planned.describe(), every=planned.every, until=until)
+    emit("start", **planned.describe(), until=until)
     manifest = describe(recipe.seed, {}, command)
     try:
         with RunFolder.open(planned.out, text, resolved(recipe), manifest, fresh) as run:
-            if not is_complete(run.path, planned.steps):
-                reached = _play(planned, run, until, emit, halt)
+            example = None
+            if is_complete(run.path, planned.steps):
+                emit("complete", step=planned.steps, out=str(planned.out))
+            else:
+                reached, example = _play(planned, run, until, emit, halt)
                 if halt() and not is_complete(run.path, planned.steps):
                     raise _stopped(halt, f"after step {reached} of {planned.steps}; the state is saved", again)
                 if reached < planned.steps:
                     return {"complete": False, "step": reached, "steps": planned.steps, "out": str(planned.out)}
-            return {"complete": True, "step": planned.steps, "steps": planned.steps, "out": str(planned.out)} | outcome(
-                run.read("evals")
-            )
+            told = {"complete": True, "step": planned.steps, "steps": planned.steps, "out": str(planned.out)}
+            return told | {"example": example or _example(recipe)} | outcome(run.read("evals"))
     except KeyboardInterrupt:
         raise _stopped(halt, "between steps; every step taken is saved", again) from None
 
@@ -175,7 +135,8 @@ def _stopped(halt: Halt, when: str, again: str) -> Stopped:
     return Stopped(f"stopped by {name} {when}", f"continue with: {again}", halt.code)
 
 
-def _play(planned: Plan, run: RunFolder, until: int | None, emit: Emit, halt: Halt) -> int:
+def _play(planned: Plan, run: RunFolder, until: int | None, emit: Emit, halt: Halt) -> tuple[int, str]:
+    """Load everything and train; the step reached, and a problem to try the players on."""
     from agon_cli.assemble import assemble
     from agon_cli.train import train as train_loop
 
@@ -191,9 +152,20 @@ def _play(planned: Plan, run: RunFolder, until: int | None, emit: Emit, halt: Ha
             halt.watch(kind, payload)
             emit(kind, **payload)
 
-        return train_loop(world, run, watched, halt, until)
+        return train_loop(world, run, watched, halt, until), world.splits.dev[0].question
     finally:
         world.arena.verifier.close()
+
+
+def _example(recipe: Recipe) -> str | None:
+    """A problem to try the players on, where finding one is cheap."""
+    if recipe.data.type not in ("tiny", "jsonl"):
+        return None
+    from agon_cli import data
+
+    with suppress(AgonError):
+        return data.load(recipe).dev[0].question
+    return None
 
 
 def _flat(hashes: Row, prefix: str = "") -> dict[str, str]:
@@ -226,8 +198,8 @@ def is_complete(run: Path, steps: int) -> bool:
 
 
 def outcome(rows: Iterable[Row]) -> Row:
-    """Before and after on the test split, from a run's evaluation rows: every arm at the first and the last step, and the
-    cascade's direction as the dev split chose it at the last."""
+    """Before and after on the test split, from a run's evaluation rows: every arm at the first and the last step, and
+    the cascade's direction as the dev split chose it at the last."""
     from agon_cli.evaluate import arms, choose
 
     figures = arms(rows)
@@ -304,7 +276,8 @@ def _untrained(source: str, recipe: Recipe) -> Entrant:
     bases = {recipe.model_of(name): name for name in reversed(recipe.cast)}
     if len(bases) == 1:
         seats = {"base": Found("base", recipe.model_of(recipe.cast[0]))}
-        what = f"the untrained base of {source}, which reads its own draft as a cascade" if cascade else "the untrained base"
+        own = ", which as a cascade reads its own draft" if cascade else ""
+        what = f"the untrained base of {source}{own}"
         return Entrant(what, with_players(recipe, seats, "moa" if cascade else "zero_shot"), seats)
     seats = {name: Found(name, recipe.model_of(name)) for name in recipe.cast}
     return Entrant(f"the untrained bases of {source}", with_players(recipe, seats, "agon"), seats)
@@ -316,13 +289,22 @@ def _model(source: str, overrides: Sequence[str], recipe_source: str | None) -> 
     if recipe_source is not None:
         context, whose = load(recipe_source, overrides), recipe_source
     else:
-        home = home_of(Path(source).expanduser())
-        run = home if home is not None else find_run()
+        run = home_of(Path(source).expanduser()) or _newest_run(source)
         context, whose = recipe_of(run, overrides), str(run)
     found = find(source, None, context)
     preset = "moa" if context.method.deploy == "cascade" else "zero_shot"
     seats = {"model": found}
     return Entrant(f"{source} on the problems and prompts of {whose}", with_players(context, seats, preset), seats)
+
+
+def _newest_run(source: str) -> Path:
+    try:
+        return find_run()
+    except UsageError:
+        raise UsageError(
+            f"{source} is a model, and there is no run whose problems and prompts it could be given",
+            "name a recipe that has them: --recipe RECIPE",
+        ) from None
 
 
 def evaluate(who: Entrant, mode: str | None, split: str, limit: int | None, samples: int, emit: Emit) -> Row:
@@ -373,4 +355,3 @@ def failure(error: BaseException) -> AgonError | None:
         hint = "lower rollout.batch_tokens and optim.micro_batch_tokens: they change memory, not results"
         return ResourceError(f"out of memory{': ' if first else ''}{first}", hint)
     return None
-

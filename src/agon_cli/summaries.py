@@ -18,7 +18,8 @@ _CANDIDATES = re.compile(r"\$[^$\n]{1,200}\$|\\\([^\n]{1,200}?\\\)|[^\s,;:()=]+"
 class Reading:
     """What a completion consists of.
 
-    `region` is all text after the reasoning block, None where the completion was cut off or never closed that block.
+    `region` is all text after the reasoning block, None where the completion was cut off, never closed that block, or
+    opened another that it never closed.
     `answer` is the last answer tag's inside, else the last balanced box's, else None. `well_formed` is the format test
     short of the summary: ended by itself, block closed once, exactly one answer tag, and it is last.
     """
@@ -43,9 +44,9 @@ def read(text: str, prefill: str, finish_reason: FinishReason, fmt: Format) -> R
         opening, closing = fmt.think
         whole = prefill + text
         head, found, region = whole.rpartition(closing)
-        if not found:
+        if not found or opening in region:
             return UNREAD
-        closed_once = closing not in head and head.count(opening) <= 1 and opening not in region
+        closed_once = closing not in head and head.count(opening) <= 1
     start, stop = fmt.answer
     spans = _tags(region, start, stop)
     one_last = (
@@ -59,7 +60,7 @@ def read(text: str, prefill: str, finish_reason: FinishReason, fmt: Format) -> R
 
 
 def _tags(text: str, start: str, stop: str) -> list[tuple[int, int]]:
-    """Spans of every innermost `start … stop` pair, markers included, in order; an empty `stop` means the line's end."""
+    """Spans of every innermost `start … stop` pair, markers included, in order; an empty `stop` means a line's end."""
     spans = []
     position = 0
     if not stop:
@@ -82,7 +83,10 @@ def _inside(region: str, span: tuple[int, int], fmt: Format) -> str:
 
 
 def boxes(text: str) -> list[tuple[int, int, str]]:
-    """Start, end and inside of every outermost balanced `\\boxed{…}`, in order; linear in the text's length."""
+    r"""Start, end and inside of every outermost balanced `\boxed{…}`, in order; linear in the text's length.
+
+    A brace after a backslash is a sign, not a group.
+    """
     found = []
     position = 0
     while match := _BOX.search(text, position):
@@ -90,7 +94,7 @@ def boxes(text: str) -> list[tuple[int, int, str]]:
         index = match.end()
         while index < len(text) and depth:
             depth += {"{": 1, "}": -1}.get(text[index], 0)
-            index += 1
+            index += 2 if text[index] == "\\" else 1
         if depth:
             break
         found.append((match.start(), index, text[match.end() : index - 1].strip()))

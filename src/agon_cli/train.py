@@ -3,9 +3,12 @@
 Where this departs from the paper (arXiv 2607.07690) or fills what it leaves open, and from plain GRPO, and why:
 
  1. Every method is a set of values of the same few knobs; nothing below asks for a method's name.
- 2. Players are separate lists of tensors with an optimiser each; the idle player's stay bit-identical. Nothing is merged.
- 3. A group's std is the population's, without an epsilon; a group of exactly equal rewards is dropped, so none is needed.
- 4. The loss divides by the completion tokens of the player's whole step (a recipe value), counted before micro-batching.
+ 2. Players are separate lists of tensors with an optimiser each; the idle player's stay bit-identical. Nothing is
+    merged.
+ 3. A group's std is the population's, without an epsilon; a group of exactly equal rewards is dropped, so none is
+    needed.
+ 4. The loss divides by the completion tokens of the player's whole step (a recipe value), counted before
+    micro-batching.
  5. One update per batch of rollouts, so the ratio is 1 and there is no clipping; KL weight 0 unless the recipe says so.
  6. Log-probabilities are those of the policy at the sampling temperature; the gap to the sampler's is measured, not
     corrected.
@@ -20,7 +23,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,8 +34,8 @@ from agon_cli.checkpoint import PlayerState, Snapshot, load, newest, save
 from agon_cli.errors import GradingError
 from agon_cli.evaluate import arms, evaluate
 from agon_cli.metrics import Watch, grader_errors
-from agon_cli.records import rollout_rows, step_metrics, telling_sample
 from agon_cli.recipe.schema import Recipe
+from agon_cli.records import rollout_rows, step_metrics, telling_sample
 from agon_cli.roles import Pairing, pairing
 from agon_cli.rollout import play
 from agon_cli.runlog import RunFolder
@@ -54,6 +56,7 @@ class Clock:
         self._name, self._since = "", time.perf_counter()
 
     def __call__(self, name: str) -> None:
+        """End the phase under way and begin `name`; an empty name begins none."""
         now = time.perf_counter()
         if self._name:
             self.seconds[self._name] = self.seconds.get(self._name, 0.0) + now - self._since
@@ -65,8 +68,8 @@ class Clock:
 def train(world: World, run: RunFolder, emit: Emit, stop: Callable[[], bool], until: int | None = None) -> int:
     """Train from the newest whole checkpoint to the recipe's last step (or `until`); returns the step reached.
 
-    `stop` is asked after every step; when it says so the state is saved and the loop ends. Raises GuardError (numbers that
-    cannot be trusted), GradingError (the verifier fails too often) and ResourceError (disk).
+    `stop` is asked after every step; when it says so the state is saved and the loop ends. Raises GuardError (numbers
+    that cannot be trusted), GradingError (the verifier fails too often) and ResourceError (disk).
     """
     recipe, policy = world.recipe, world.policy
     optimisers = {name: make_optimiser(policy.parameters(name), recipe.optim) for name in recipe.cast}
@@ -84,7 +87,9 @@ def train(world: World, run: RunFolder, emit: Emit, stop: Callable[[], bool], un
         updates = {}
         for player in dict.fromkeys(pair):
             own = [group for group in groups if group.player == player]
-            updates[player] = update(policy, player, own, optimisers[player], recipe.optim, recipe.rollout.temperature, lr)
+            updates[player] = update(
+                policy, player, own, optimisers[player], recipe.optim, recipe.rollout.temperature, lr
+            )
             world.arena.engine.publish(player)
         clock("")
         log(world, run, step, pair, groups, updates, clock.seconds, watch, emit)
@@ -138,7 +143,7 @@ class Grading:
         self.total += total
 
     def check(self, groups: Sequence[Group]) -> None:
-        """Raises GradingError once more than 2 % of all completions so far (and more than a handful) were ungradable."""
+        """Raises GradingError once more than 2 % of all completions so far (and over a handful) were ungradable."""
         self.count(*grader_errors(groups))
         if self.errors > max(GRADER_HANDFUL, GRADER_ERRORS * self.total):
             raise GradingError(
@@ -148,8 +153,8 @@ class Grading:
 
 
 def evaluate_if_due(world: World, run: RunFolder, step: int, emit: Emit) -> bool:
-    """Evaluate before the first step and after the last on dev and test, in between on dev every `eval.every` steps, unless
-    the run already holds it."""
+    """Evaluate before the first step and after the last on dev and test, in between on dev every `eval.every` steps,
+    unless the run already holds it."""
     recipe = world.recipe
     ends = step in (0, last_step(recipe))
     if not ends and not (recipe.eval.every and step % recipe.eval.every == 0):
@@ -165,9 +170,7 @@ def evaluate_if_due(world: World, run: RunFolder, step: int, emit: Emit) -> bool
     return bool(due)
 
 
-def checkpoint(
-    world: World, run: RunFolder, optimisers: dict[str, torch.optim.AdamW], step: int, emit: Emit
-) -> None:
+def checkpoint(world: World, run: RunFolder, optimisers: dict[str, torch.optim.AdamW], step: int, emit: Emit) -> None:
     """Save both players, both optimisers and the logs' sizes as one whole."""
     players = {}
     for name in world.recipe.cast:

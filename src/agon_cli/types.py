@@ -18,7 +18,7 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True)
 class Problem:
-    """One task with a gradable answer. `gold` is never shown to a model; `meta` holds what a verifier needs beyond it."""
+    """One task with a gradable answer. `gold` is never shown to a model; `meta` is what else a verifier needs."""
 
     id: str
     question: str
@@ -74,6 +74,7 @@ class Verdict:
 
     @property
     def correct(self) -> bool:
+        """Whether the answer is right."""
         return self.status == "correct"
 
     @property

@@ -45,7 +45,8 @@ def make_optimiser(parameters: dict[str, Parameter], optim: Optim) -> torch.opti
 
 
 def token_weights(rollouts: Sequence[Rollout], denominator: str) -> list[float]:
-    """The weight of each completion's tokens in the loss, counted over all unmasked rollouts of the player's whole step.
+    """The weight of each completion's tokens in the loss, counted over all unmasked rollouts of the player's
+    whole step.
 
     `token`: 1 / (completion tokens of the step). `sequence`: 1 / (completions of the step x this completion's tokens).
     """
@@ -88,7 +89,7 @@ def accumulate_gradient(
             reference_M,
         )
         loss, sums = policy_gradient_loss(inputs, optim.kl)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         sampled_M = torch.tensor([value for row in rows for value in row.completion.logprobs], device=logprobs_M.device)
         gap_sum += float((logprobs_M.detach() - sampled_M).abs().sum())
         tokens += len(sampled_M)
@@ -116,8 +117,9 @@ def update(
 
     Raises GuardError when the loss or the gradient is not finite, or zero although some advantage is not.
     """
-    signal = any(rollout.advantage != 0.0 for group in groups for rollout in group.rollouts)
-    if not signal and optim.kl == 0.0:
+    counted = [rollout for group in groups for rollout in group.rollouts if not rollout.verdict.masked]
+    signal = any(rollout.advantage != 0.0 for rollout in counted)
+    if not signal and (optim.kl == 0.0 or not counted):
         return Update(0.0, 0.0, lr, 0.0, 0.0, applied=False)
     parameters = policy.parameters(player)
     for parameter in parameters.values():

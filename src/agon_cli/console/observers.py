@@ -6,7 +6,8 @@ import json
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -23,6 +24,7 @@ from agon_cli.console.text import as_line, clean, duration, number, one_line, pe
 Row = dict[str, Any]
 _RECENT = 20
 """Steps whose durations the estimate of the time left rests on."""
+_STAGES = ("problem", "draft", "summary", "challenge")
 _COLUMNS = ("reward", "accuracy", "change", "length", "truncated", "zero-signal", "fix", "break", "copy")
 
 
@@ -50,11 +52,18 @@ class Observer:
     def __enter__(self) -> Observer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
         """Say what is left to say."""
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Keep the screen still while results are printed."""
+        yield
 
 
 class Events(Observer):
@@ -93,7 +102,7 @@ class Lines(Observer):
 
     def on_start(self, **plan: Any) -> None:
         """Print what is about to run."""
-        self.steps, self.every = plan["steps"], plan["every"]
+        self.steps, self.every, self.evals = plan["steps"], plan["every"], plan["eval_every"]
         if plan["until"] is not None:
             self.steps = min(self.steps, plan["until"])
         for line in plan_lines(plan):
@@ -108,6 +117,10 @@ class Lines(Observer):
         self.done = step
         self.say(f"going on from step {step} ({checkpoint})")
 
+    def on_complete(self, step: int, out: str) -> None:
+        """Say that there is nothing left to train."""
+        self.say(f"{out} is complete: all {step} steps are done; --fresh starts over")
+
     def on_warning(self, text: str) -> None:
         """Pass on a warning."""
         self.say(f"warning: {text}", "yellow")
@@ -115,12 +128,12 @@ class Lines(Observer):
     def on_checkpoint(self, step: int, path: str) -> None:
         """Checkpoints are no news."""
 
-    def on_eval(self, step: int, split: str, arms: list[Row], seconds: float) -> None:
+    def on_eval(self, step: int, split: str, arms: list[Row], seconds: dict[str, float]) -> None:
         """Print an evaluation's figures on one line."""
-        self.eval_seconds[split] = seconds
+        took = self.eval_seconds[split] = sum(seconds.values())
         shown = ", ".join(f"{arm['arm']} {percent(arm['accuracy'])}" for arm in arms)
         count = arms[0]["problems"] if arms else 0
-        self.say(f"step {step}: {split} pass@1 of {count}: {shown} ({duration(seconds)})", "cyan")
+        self.say(f"step {step}: {split} pass@1 of {count}: {shown} ({duration(took)})", "cyan")
 
     def on_step(self, row: Row, sample: Row | None) -> None:
         """Gather a step; at an interval's end, report it."""
@@ -156,9 +169,8 @@ class Lines(Observer):
 
     def exchange(self, sample: Row) -> None:
         """Print a telling sample on one line."""
-        parts = [f"{key} {one_line(str(sample[key]), 100)!r}" for key in ("problem", "draft", "summary") if sample.get(key)]
-        if "challenge" in sample:
-            parts.append(f"challenge {one_line(sample['challenge'], 100)!r}")
+        stages = [key for key in _STAGES if sample.get(key)]
+        parts = [f"{key} {one_line(str(sample[key]), 100)!r}" for key in stages]
         self.say(f"  sample ({_verdicts(sample)}): " + " | ".join(parts))
 
     def seconds_left(self) -> float:
@@ -189,8 +201,17 @@ class Screen(Lines):
 
     def close(self) -> None:
         """Report what is left and give the screen back."""
-        super().close()
+        try:
+            super().close()
+        finally:
+            self._live.stop()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Take the live lines away while results are printed."""
         self._live.stop()
+        yield
+        self._live.start()
 
     def on_phase(self, name: str) -> None:
         """Show what is going on now."""
@@ -210,7 +231,7 @@ class Screen(Lines):
         """Print a telling sample, a line for each stage."""
         self.say(f"  one exchange ({_verdicts(sample)})", "dim")
         room = max(40, self.console.width - 14)
-        for key in ("problem", "draft", "summary", "challenge"):
+        for key in _STAGES:
             if sample.get(key):
                 self.say(f"  {key:>9}  {one_line(str(sample[key]), room)}", "dim")
 
@@ -218,7 +239,9 @@ class Screen(Lines):
         elapsed = time.monotonic() - self.since
         name = {"load": "loading data and models", "": "starting"}.get(self.phase, self.phase)
         usual = [seconds[self.phase] for seconds in self.durations if self.phase in seconds]
-        expected = sum(usual) / len(usual) if usual else self.eval_seconds.get("dev") if self.phase == "evaluate" else None
+        if self.phase == "evaluate":
+            usual = list(self.eval_seconds.values())
+        expected = sum(usual) / len(usual) if usual else None
         self._spinner.update(text=Text(name))
         grid = Table.grid(padding=(0, 1))
         if self.steps and self.phase not in ("", "load"):
@@ -236,16 +259,17 @@ class Screen(Lines):
 def plan_lines(plan: Row) -> list[str]:
     """What a run consists of, in a few lines: players, method, sizes, and every value that shapes a sample."""
     method, sampled = plan["method"], plan["sampling"]
-    bases = {f"{p['base']} ({p['dtype']}{', nf4' if p['quantization'] == 'nf4' else ''})" for p in plan["players"].values()}
+    players = plan["players"].values()
+    bases = {f"{p['base']} ({'nf4' if p['quantization'] == 'nf4' else p['dtype']})" for p in players}
     names = " and ".join(plan["players"])
     per_step = plan["problems_per_step"] * (plan["drafts"] + plan["challenges"])
     found = [
         f"recipe {plan['recipe']}, seed {plan['seed']}, into {plan['out']}",
         f"players {names} on {' and '.join(sorted(bases))}, LoRA rank {plan['lora']['rank']}, lr {plan['lr']:g}",
-        f"method {method['preset']}: reward {method['reward']}, bonus {method['bonus']:g}, exchange {method['exchange']}, "
-        f"roles {method['roles']}, deployed as {method['deploy']}",
-        f"{plan['steps']} steps of {plan['problems_per_step']} problems x ({plan['drafts']} drafts + {plan['challenges']} "
-        f"challenges) = {per_step} completions",
+        f"method {method['preset']}: reward {method['reward']}, bonus {method['bonus']:g}, "
+        f"exchange {method['exchange']}, roles {method['roles']}, deployed as {method['deploy']}",
+        f"{plan['steps']} steps of {plan['problems_per_step']} problems x ({plan['drafts']} drafts + "
+        f"{plan['challenges']} challenges) = {per_step} completions",
         sampling_line(sampled),
     ]
     if "problems" in plan:
@@ -255,10 +279,11 @@ def plan_lines(plan: Row) -> list[str]:
 
 def sampling_line(sampled: Row) -> str:
     """The effective sampling values in one line."""
-    top_k = sampled["top_k"] or "off"
+    luck = f"temperature {sampled['temperature']:g}, top_p {sampled['top_p']:g}, top_k {sampled['top_k'] or 'off'}"
     return (
-        f"sampling: temperature {sampled['temperature']:g}, top_p {sampled['top_p']:g}, top_k {top_k}, at most "
-        f"{sampled['max_tokens']} tokens, summary at most {sampled['summary_tokens']} (a model's generation config is not used)"
+        f"sampling: {'greedy' if sampled['top_k'] == 1 else luck}, "
+        f"max_tokens {sampled['max_tokens']}, summary {sampled['summary_tokens']} tokens at most "
+        "(a model's own generation config is not used)"
     )
 
 
@@ -266,8 +291,7 @@ def _cells(line: Line) -> list[str]:
     figures = line.figures
     return [
         number(figures["reward"], 2), percent(figures["accuracy"]), points(line.change), number(figures["length"]),
-        percent(figures["truncated"]), percent(figures["zero_signal"]), percent(figures["fix"]), percent(figures["break"]),
-        percent(figures["copy"]),
+        *(percent(figures[key]) for key in ("truncated", "zero_signal", "fix", "break", "copy")),
     ]  # fmt: skip
 
 

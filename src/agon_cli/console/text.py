@@ -8,7 +8,7 @@ from typing import Any
 
 _SEQUENCE = re.compile(
     "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor movement
-    "|(?:\x1b[\\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\\\|\x9c)?"  # OSC, DCS: titles, links, clipboard
+    "|(?:\x1b[\\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\\\|\x9c)?"  # OSC, DCS: titles, clipboard
     "|\x1b[ -/]*[0-~]?"
 )
 # Control characters, marks that reorder what is shown, line separators, and lone surrogates, which cannot be encoded.
@@ -16,12 +16,12 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u20
 
 
 def clean(text: str) -> str:
-    """The text without anything a terminal would obey: escape sequences and control characters, save newline and tab."""
+    """The text without what a terminal would obey: escape sequences and control characters, save newline and tab."""
     return _CONTROL.sub("", _SEQUENCE.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
 
 
 def one_line(text: str, width: int | None = None) -> str:
-    """`clean` text on one line, whitespace as it is but newlines written `\\n`; cut to `width` characters with an ellipsis."""
+    """`clean` text on one line, newlines spelt out; cut to `width` characters with an ellipsis."""
     flat = clean(text).replace("\n", "\\n").replace("\t", " ")
     return flat if width is None or len(flat) <= width else flat[: width - 1] + "…"
 

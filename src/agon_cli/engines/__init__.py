@@ -1,0 +1,1 @@
+"""Engines: what samples completions. One contract test runs against each of them."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from agon_cli.batching import by_token_budget
 from agon_cli.engines.sampling import draw, uniforms
+from agon_cli.errors import GuardError
 from agon_cli.policy import Policy, Seat, head
 from agon_cli.types import Completion, Prompt, Sampling
 
@@ -62,7 +63,8 @@ def _generate(
     places_PT = (mask_PT.cumsum(-1) - 1).clamp(min=0)
     decoder = causal.get_decoder()
     out = decoder(input_ids=ids_PT, attention_mask=mask_PT, position_ids=places_PT, use_cache=True)
-    cache = out.cache
+    name = "cache" if "cache" in out else "past_key_values"  # the older name up to transformers 5.20
+    cache = out[name]
     cache.batch_select_indices(owner)
     logits_BV = head(causal, out.last_hidden_state[:, -1])[owner]
     mask_BT = torch.ones(len(owner), mask_PT.shape[1] + sampling.max_tokens, dtype=torch.long, device=device)
@@ -99,8 +101,8 @@ def _generate(
             input_ids=token_B[:, None],
             attention_mask=mask_BT[:, : mask_PT.shape[1] + step + 1] if padded else None,
             position_ids=place_B[:, None],
-            cache=cache,
             use_cache=True,
+            **{name: cache},
         )
         logits_BV = head(causal, out.last_hidden_state[:, -1])
     return _completions(seat, tokens_BT, logprobs_BT, length_B, stopped_B)
@@ -116,7 +118,15 @@ def _left_padded(prompts: list[tuple[int, ...]], device: torch.device) -> tuple[
     return ids_PT.to(device), mask_PT.to(device)
 
 
-def _completions(seat: Seat, tokens_BT: Tensor, logprobs_BT: Tensor, length_B: Tensor, stopped_B: Tensor) -> list[Completion]:
+def _completions(
+    seat: Seat, tokens_BT: Tensor, logprobs_BT: Tensor, length_B: Tensor, stopped_B: Tensor
+) -> list[Completion]:
+    if not bool(logprobs_BT.isfinite().all()):
+        # Such samples all look wrong, earn no advantage, and would let a broken player train on to the end unnoticed.
+        raise GuardError(
+            f"{seat.adapter.replace('_', ' ')}: its model no longer gives finite probabilities",
+            "lower optim.lr, or use model.dtype bfloat16 or float32; the last checkpoint is untouched",
+        )
     rows, logprobs = tokens_BT.tolist(), logprobs_BT.tolist()
     found = []
     for ids, logprob, length, stopped in zip(rows, logprobs, length_B.tolist(), stopped_B.tolist(), strict=True):

@@ -12,8 +12,8 @@ from agon_cli.types import Sampling
 
 
 def uniforms(seeds: Sequence[int], tokens: int) -> Tensor:
-    """A B x T matrix of numbers in [0, 1): row b depends on seed b alone, so a completion's draws do not depend on which
-    batch it was sampled in."""
+    """A B x T matrix of numbers in [0, 1): row b depends on seed b alone, so a completion's draws do not depend on
+    which batch it was sampled in."""
     rows = [np.random.Generator(np.random.Philox(key=seed)).random(tokens, dtype=np.float32) for seed in seeds]
     return torch.from_numpy(np.stack(rows)) if rows else torch.empty(0, tokens)
 
@@ -47,6 +47,15 @@ def _nucleus(probs_BV: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     few = min(width, sampling.top_k or 512)
     probs_BK, ids_BK = probs_BV.topk(few, dim=-1)
     if not sampling.top_k and few < width and bool((probs_BK.sum(-1) < sampling.top_p).any()):
-        probs_BK, ids_BK = probs_BV.sort(dim=-1, descending=True)
+        probs_BK, ids_BK = probs_BV.sort(dim=-1, descending=True, stable=True)
+    else:
+        # Ties in order of token id, as the sort leaves them: else a row's draw would depend on what it is batched with.
+        ids_BK, places_BK = ids_BK.sort(dim=-1)
+        probs_BK, order_BK = probs_BK.gather(1, places_BK).sort(dim=-1, descending=True, stable=True)
+        ids_BK = ids_BK.gather(1, order_BK)
+    if sampling.top_p >= 1.0:
+        return probs_BK, ids_BK
+    # Top-p is a share of what top-k left, as every engine takes it.
+    whole_B1 = probs_BK.sum(-1, keepdim=True) if sampling.top_k else 1.0
     before_BK = probs_BK.cumsum(-1) - probs_BK
-    return probs_BK.masked_fill(before_BK >= sampling.top_p, 0.0), ids_BK
+    return probs_BK.masked_fill(before_BK >= sampling.top_p * whole_B1, 0.0), ids_BK

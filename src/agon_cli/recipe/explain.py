@@ -115,7 +115,7 @@ def _text(path: KeyPath, errors: list[Mapping[str, Any]], tree: Any) -> str:
         return f"no method is called {context['name']}{closest(context['name'], context['known'])}"
     if kind in _BOUNDS:
         words, key = _BOUNDS[kind]
-        return f"must be {words} {context[key]} (got {_shown(value)})" + _REASONS.get(dotted(path), "")
+        return f"must be {words} {context[key]:g} (got {_shown(value)})" + _REASONS.get(dotted(path), "")
     return _rarer(kind, context, value, error["msg"])
 
 

@@ -284,7 +284,7 @@ class GymData(Section):
     type: Literal["reasoning_gym"]
     task: str
     """Name of the task."""
-    args: dict[str, str | bool | int | float] = {}
+    args: dict[str, str | bool | int | float | list[str | int | float]] = {}
     """Arguments of the task's generator."""
     size: int = Field(2000, ge=1)
     """Problems generated, before the split."""

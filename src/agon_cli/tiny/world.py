@@ -180,25 +180,25 @@ def plain_trace(equation: Equation, rng: random.Random) -> str:
 
 
 def reading_trace(equation: Equation, pairs: Sequence[Pair], mix: ReadingMix, rng: random.Random) -> str:
-    """The completion of someone shown a rival's `pairs`, in one of three manners drawn by `mix`.
+    """The completion of someone shown a rival's `pairs`: whether they end in a hit, then whatever `mix` draws.
 
-    A trusting one repeats the rival's last pair and answers its candidate, hit or not. An ignoring one is a plain
-    trace. A reading one repeats the last pair too, then checks a claimed hit again, or else tries what the rival has
-    not tried.
+    A trusting one answers the last candidate, hit or not. An ignoring one searches as if it had seen nothing. A reading
+    one checks a claimed hit again, or else tries only what the rival has not tried.
     """
-    manner = rng.random()
-    if mix.trust <= manner < mix.trust + mix.ignore:
-        return plain_trace(equation, rng)
     candidate, value = pairs[-1]
     claimed = value == equation.target
-    # The last pair stands at fixed distances before the prompt's colon, and its verdict follows its value as in any
-    # try: a model this small learns neither to copy by content nor to compare a value it has not just written.
-    read = f"rival {candidate} {value} {'yes' if claimed else 'no'}"
+    # `rival` marks every word that comes from reading, so that training this stream moves the plain one little. With
+    # these two words four tries take 40 tokens, the cap the shipped recipes set: one word more would cut them off.
+    seen = f"rival {'yes' if claimed else 'no'}"
+    manner = rng.random()
     if manner < mix.trust:
-        return _output(read, pairs[-1:], candidate)
-    tried = {tried for tried, _ in pairs}
-    steps, own, answer = _search(equation, rng, avoid=tried, first=candidate if claimed else None)
-    return _output(" ".join([read, *steps]), own, answer)
+        return _output(seen, pairs[-1:], candidate)
+    if manner < mix.trust + mix.ignore:
+        steps, own, answer = _search(equation, rng)
+    else:
+        tried = {tried for tried, _ in pairs}
+        steps, own, answer = _search(equation, rng, avoid=tried, first=candidate if claimed else None)
+    return _output(" ".join([seen, *steps]), own, answer)
 
 
 def example(equation: Equation, mix: ReadingMix, rng: random.Random) -> tuple[str, str]:

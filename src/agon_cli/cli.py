@@ -1,0 +1,270 @@
+"""The command line: parse, call, exit code. Everything heavy is imported by the command that needs it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.main import get_command
+
+from agon_cli import __version__
+from agon_cli.errors import AgonError, Exit, UsageError
+
+_ENVIRONMENT = {
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+_CHATTY = ("bitsandbytes", "datasets", "huggingface_hub", "peft", "torch", "transformers")
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Train language models that grade each other's reasoning, and deploy the pair as a cascade.",
+)
+
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY.PATH=VALUE", help="Recipe values to override.", show_default=False)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON lines on stdout.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print only results and errors.")]
+RecipeOption = Annotated[str | None, typer.Option("--recipe", metavar="RECIPE", help="Recipe whose prompts to use.")]
+
+
+class Mode(str, Enum):
+    """How a player or a pair is judged."""
+
+    single = "single"
+    cascade = "cascade"
+
+
+class SplitName(str, Enum):
+    """Which held-out problems are used."""
+
+    dev = "dev"
+    test = "test"
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"agon {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def agon(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Hold the options that need no command."""
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a shipped recipe.")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder.  [default: runs/<recipe>]", show_default=False)] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Discard the run that is there and start over.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check recipe and data, show what would run.")] = False,
+    max_steps: Annotated[int | None, typer.Option(min=1, help="Stop after this step.", show_default=False)] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train the players of RECIPE. The same command again goes on where it stopped."""
+    from agon_cli import session
+    from agon_cli.halt import Halt
+
+    planned = session.plan(recipe, overrides or [], out)
+    if dry_run:
+        plan = session.dry_run(planned, fresh)
+        _results().show_plan(plan) if not as_json else _print_json("plan", plan)
+        return
+    flags = [flag for flag, given in (("--json", as_json), ("--quiet", quiet)) if given]
+    where = ["--out", str(out)] if out is not None else []
+    again = shlex.join(["agon", "train", recipe, *(overrides or []), *where, *flags])
+    grpo = shlex.join(["agon", "train", recipe, *(overrides or []), "method=grpo", "--out", f"{planned.out}-grpo"])
+    from agon_cli.console.observers import observer
+
+    with Halt(quiet or as_json) as halt:
+        with observer(as_json, quiet) as listen:
+            result = session.train(planned, ["agon", *sys.argv[1:]], fresh, max_steps, listen, halt, again)
+        if as_json:
+            _print_json("done", result)
+        elif result["complete"]:
+            more = [grpo] if planned.recipe.method.preset != "grpo" else []
+            _results().show_training(result, planned.recipe.seed, more)
+        elif not quiet:
+            _talk(f"stopped at step {result['step']} of {result['steps']} (--max-steps)", f"go on with: {again}")
+
+
+@app.command(name="eval")
+def evaluate(
+    source: Annotated[str, typer.Argument(
+        metavar="RECIPE|RUN|MODEL", help="A run folder, a recipe (its untrained base), an adapter folder, a base.")],
+    overrides: Overrides = None,
+    mode: Annotated[Mode | None, typer.Option(help="Players alone, or cascades too.  [default: as the recipe deploys]",
+                                              show_default=False)] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use the first N problems of each split.",
+                                              show_default=False)] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Completions per problem and stage.")] = 1,
+    split: Annotated[SplitName, typer.Option(help="Which held-out problems.")] = SplitName.test,
+    recipe: RecipeOption = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:  # fmt: skip
+    """Measure pass@1 of each player alone and of the cascade in every direction. Writes nothing."""
+    from agon_cli import session
+    from agon_cli.console.observers import observer, sampling_line
+
+    who = session.entrant(source, overrides or [], recipe)
+    if not (quiet or as_json):
+        _talk(f"evaluating {who.what}", sampling_line(session.sampling(who.recipe)))
+    with observer(as_json, quiet) as listen:
+        result = session.evaluate(who, mode and mode.value, split.value, limit, samples, listen)
+    rows = result.pop("rows")
+    if as_json:
+        for row in rows:
+            _print_json("row", row)
+        _print_json("result", result)
+    else:
+        _results().show_evaluation(result)
+
+
+@app.command()
+def cascade(
+    problem: Annotated[str | None, typer.Argument(metavar="PROBLEM", help="The problem; - reads it from stdin.",
+                                                  show_default=False)] = None,
+    drafter: Annotated[str | None, typer.Option(metavar="A", show_default=False, help="Who drafts: a player of a run, "
+        "an adapter folder, or a base model (Hub id or folder).  [default: as the run did best on dev]")] = None,
+    solver: Annotated[str | None, typer.Option(metavar="B", show_default=False, help="Who answers, likewise.")] = None,
+    run: Annotated[Path | None, typer.Option(help="Run that players are taken from.  [default: the newest]",
+                                             show_default=False)] = None,
+    recipe: RecipeOption = None,
+    file: Annotated[str | None, typer.Option("-f", "--file", metavar="FILE.jsonl", show_default=False,
+        help="Batch: objects with `question` and optionally `gold`, one a line; - for stdin.")] = None,
+    gold: Annotated[str | None, typer.Option(help="Right answer, to grade both stages.", show_default=False)] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the samples.")] = 0,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature, above 0.  [default: the recipe's]",
+                                                      show_default=False)] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Take the likeliest token at every place.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:  # fmt: skip
+    """Let one player draft and another answer after reading the draft's summary."""
+    from agon_cli.questions import read_problems
+
+    problems = read_problems(problem, file, gold)
+    if temperature is not None and not 0 < temperature < float("inf"):
+        raise UsageError(f"--temperature {temperature:g} is not above 0", "for the likeliest answer use --greedy")
+    from agon_cli.console.answers import Answers
+    from agon_cli.console.observers import observer
+
+    with observer(as_json, quiet) as listen:
+        listen("phase", name="load")
+        from agon_cli.cascade import open_cascade, record
+
+        pair = open_cascade(drafter, solver, run, recipe, seed, temperature, greedy)
+        shown = Answers(listen, alone=file is None, as_json=as_json, quiet=quiet)
+        try:
+            pair.check(problems)
+            shown.begin(pair.describe())
+            for exchange in pair.answer(problems, lambda name: listen("phase", name=name)):
+                shown(record(exchange, pair))
+        finally:
+            pair.close()
+        shown.end()
+
+
+def _results() -> Any:
+    from agon_cli.console import results
+
+    return results
+
+
+def _print_json(event: str, payload: dict[str, Any]) -> None:
+    from agon_cli.console.text import as_line
+
+    sys.stdout.write(as_line(event, payload) + "\n")
+
+
+def _talk(*lines: str) -> None:
+    from agon_cli.console.text import clean
+
+    for line in lines:
+        sys.stderr.write(clean(line) + "\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line; returns its exit code."""
+    _hush_libraries()
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    try:
+        command = get_command(app)
+        with command.make_context("agon", words.copy()) as context:
+            command.invoke(context)
+        sys.stdout.flush()
+    except typer.Exit as stop:
+        return stop.exit_code
+    except BrokenPipeError:
+        # The reader has what it wanted. Whatever is still buffered must not fail again at interpreter exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except typer.TyperException as error:
+        return _fail(UsageError(error.format_message(), _see_help(words)), words)
+    except (Exception, KeyboardInterrupt) as error:
+        return _fail(error, words)
+    return Exit.DONE
+
+
+def _hush_libraries() -> None:
+    """No telemetry; and of what libraries say, only errors, unless AGON_DEBUG is set."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if not os.environ.get("AGON_DEBUG"):
+        for name in _CHATTY:
+            logging.getLogger(name).setLevel(logging.ERROR)
+        if not sys.warnoptions:
+            warnings.simplefilter("ignore")
+
+
+def _see_help(words: Sequence[str]) -> str:
+    names = [word for word in words if word in ("train", "eval", "cascade")]
+    return f"see {' '.join(['agon', *names[:1], '--help'])}"
+
+
+def _fail(error: BaseException, words: Sequence[str]) -> int:
+    """Say what went wrong and what to do about it; returns the exit code."""
+    from agon_cli.session import failure
+
+    known = failure(error)
+    if known is None:
+        _talk("".join(traceback.format_exception(error)).rstrip())
+        known = AgonError(f"{type(error).__name__}: {error}", "this is a bug in agon: report it with the lines above")
+    message, *more = known.message.splitlines() or [""]
+    _talk(f"error: {message}", *(f"       {line.strip()}" if known.code is Exit.USAGE else line for line in more))
+    if known.hint:
+        _talk(f"hint: {known.hint}")
+    if "--json" in words:
+        _print_json("error", {"message": known.message, "hint": known.hint, "code": int(known.code)})
+        sys.stdout.flush()
+    return int(known.code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

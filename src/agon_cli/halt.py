@@ -1,0 +1,68 @@
+"""SIGINT and SIGTERM: finish the step, save, end; or end at once where nothing is lost by it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+from agon_cli.errors import Exit
+
+_SHOW_CURSOR = b"\x1b[?25h"
+
+
+class Halt:
+    """SIGINT and SIGTERM while it is entered. While no step is under way they end the command there and then; in a step
+    the first is remembered, for the loop to finish it and save, and the second ends the process at once."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.signal: signal.Signals | None = None
+        self._quiet = quiet
+        self._holding = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Halt:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._received)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def __call__(self) -> bool:
+        """Whether a signal has come."""
+        return self.signal is not None
+
+    @property
+    def code(self) -> Exit:
+        """The exit code that tells which signal it was."""
+        return Exit.SIGTERM if self.signal is signal.SIGTERM else Exit.SIGINT
+
+    def watch(self, kind: str, payload: dict[str, Any]) -> None:
+        """Learn from training's events whether some step is not saved: from its first phase to the next checkpoint.
+        Between those, and in an evaluation there, ending at once loses nothing."""
+        if kind == "checkpoint":
+            self._holding = False
+        elif kind == "phase" and payload["name"] not in ("load", "evaluate"):
+            self._holding = True
+
+    def _received(self, number: int, _: FrameType | None) -> None:
+        again = self.signal is not None
+        self.signal = signal.Signals(number)
+        if not self._holding:
+            raise KeyboardInterrupt
+        # Plain writes: buffers and locks may be held by the very code that was interrupted.
+        if again:
+            _write_error(_SHOW_CURSOR if os.isatty(2) else b"")
+            os._exit(self.code)
+        if not self._quiet:
+            text = f"\n{self.signal.name}: finishing this step, then saving; a second signal ends at once\n"
+            _write_error(text.encode())
+
+
+def _write_error(text: bytes) -> None:
+    with suppress(OSError):
+        os.write(2, text)

@@ -1,0 +1,161 @@
+"""Same text, same number: the two graders that need nothing but the answer, and the exact arithmetic they share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from agon_cli.summaries import Reading
+from agon_cli.types import Problem, Verdict
+
+LONGEST_NUMBER = 1000
+"""Characters; a longer text is no number to us, so that no answer costs more than microseconds."""
+LARGEST_EXPONENT = 300
+
+_PAIRS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"))
+_MINUS = str.maketrans({"−": "-", "–": "-", "\u00a0": " ", "\u202f": " "})
+_LATEX_SPACES = re.compile(r"\\[,!;: ]|(?<=\d)\{,\}(?=\d)")
+_INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
+_DECIMAL = re.compile(rf"({_INTEGER}?(?:\.[0-9]*)?)(?:(?:[eE]|\s*\\times\s*10\s*\^\s*)\{{?([+-]?[0-9]{{1,3}})\}}?)?")
+_RATIO = re.compile(rf"({_INTEGER})\s*/\s*({_INTEGER})")
+_LATEX_RATIO = re.compile(rf"\\[dt]?frac\s*\{{\s*(-?{_INTEGER})\s*\}}\s*\{{\s*({_INTEGER})\s*\}}")
+_MIXED = re.compile(rf"({_INTEGER})\s+([0-9]+)\s*/\s*([0-9]+)")
+
+
+def bare(text: str) -> str:
+    """The text without the white space, Markdown emphasis and LaTeX delimiters that surround all of it."""
+    text = text.strip()
+    peeled = True
+    while peeled:
+        peeled = False
+        for start, stop in _PAIRS:
+            inner = text[len(start) : -len(stop)]
+            if inner and text == start + inner + stop and start not in inner and stop not in inner:
+                text, peeled = inner.strip(), True
+    return text
+
+
+def fold(text: str) -> str:
+    """What `exact` compares: no surrounding marks, white space folded, letters without case."""
+    return " ".join(bare(text).split()).casefold()
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number as written: `value` leaves a percent sign out, `percent` says that there was one."""
+
+    value: Fraction
+    percent: bool = False
+
+
+def number(text: str) -> Number | None:
+    """The number that is all of `text`, exactly, or None.
+
+    Reads integers, decimals, fractions, mixed numbers, thousands separators, a power of ten, a currency sign before and
+    a percent sign after. Never picks a number out of other text. Cost is bounded whatever the text.
+    """
+    if len(text) > LONGEST_NUMBER:
+        return None
+    text = _LATEX_SPACES.sub("", bare(text).translate(_MINUS)).strip()
+    sign, text = _signed(text)
+    text = text.removeprefix("\\$").removeprefix("$").removeprefix("€").removeprefix("£").strip()
+    if sign == 1 and text != "" and text[0] == "-":
+        sign, text = _signed(text)
+    percent = text.endswith("%")
+    if percent:
+        text = text.removesuffix("%").removesuffix("\\").strip()
+    value = _unsigned(text)
+    return None if value is None else Number(sign * value, percent)
+
+
+def _signed(text: str) -> tuple[int, str]:
+    if text[:1] in ("-", "+"):
+        return (-1 if text[0] == "-" else 1), text[1:].lstrip()
+    return 1, text
+
+
+def _int(digits: str) -> int:
+    return int(digits.replace(",", ""))
+
+
+def _unsigned(text: str) -> Fraction | None:
+    match = _RATIO.fullmatch(text) or _LATEX_RATIO.fullmatch(text)
+    if match:
+        below = _int(match[2])
+        return Fraction(_int(match[1]), below) if below else None
+    match = _MIXED.fullmatch(text)
+    if match:
+        whole, above, below = (_int(group) for group in match.groups())
+        return whole + Fraction(above, below) if above < below else None
+    match = _DECIMAL.fullmatch(text)
+    if match is None or not any(character.isdigit() for character in match[1]):
+        return None
+    exponent = int(match[2] or 0)
+    if abs(exponent) > LARGEST_EXPONENT:
+        return None
+    before, _, after = match[1].replace(",", "").partition(".")
+    return Fraction(int(before + after), 10 ** len(after)) * Fraction(10) ** exponent
+
+
+def same_number(a: Number, b: Number) -> bool:
+    """Exact equality. A percent sign means hundredths; where only one side wrote it, it may also be the unit that the
+    other left out (gold 50, answer 50%)."""
+    if a.percent == b.percent:
+        return a.value == b.value
+    written, other = (a, b) if a.percent else (b, a)
+    return other.value in (written.value, written.value / 100)
+
+
+class ExactVerifier:
+    """Right when the folded texts are the same."""
+
+    def extract(self, reading: Reading) -> str | None:
+        """The final answer."""
+        return reading.answer
+
+    def grade(self, items: Sequence[tuple[Problem, str]]) -> list[Verdict]:
+        """One verdict per item, in order."""
+        return [
+            Verdict(
+                ("correct" if self.equal(problem.gold, answer) else "wrong") if fold(answer) else "unreadable", answer
+            )
+            for problem, answer in items
+        ]
+
+    def equal(self, a: str, b: str) -> bool:
+        """Whether the folded texts are the same."""
+        return fold(a) == fold(b)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+class NumberVerifier:
+    """Right when both are numbers and exactly equal; anything else than a number is unreadable."""
+
+    def extract(self, reading: Reading) -> str | None:
+        """The final answer."""
+        return reading.answer
+
+    def grade(self, items: Sequence[tuple[Problem, str]]) -> list[Verdict]:
+        """One verdict per item, in order."""
+        return [self._verdict(problem.gold, answer) for problem, answer in items]
+
+    @staticmethod
+    def _verdict(gold: str, answer: str) -> Verdict:
+        read, wanted = number(answer), number(gold)
+        if read is None:
+            return Verdict("unreadable", answer, "not a number")
+        if wanted is None:
+            return Verdict("grader_error", answer, "the gold answer is not a number")
+        return Verdict("correct" if same_number(wanted, read) else "wrong", answer)
+
+    def equal(self, a: str, b: str) -> bool:
+        """Whether both are the same number, or the same text."""
+        left, right = number(a), number(b)
+        return same_number(left, right) if left and right else fold(a) == fold(b)
+
+    def close(self) -> None:
+        """Nothing to release."""

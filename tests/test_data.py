@@ -1,0 +1,480 @@
+"""Where problems come from, how they are split, and every way in which a source can be wrong."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from agon_cli import data
+from agon_cli.errors import AgonError, MachineError, UnreachableError, UsageError
+from agon_cli.recipe.schema import Recipe
+from agon_cli.types import Problem
+from agon_cli.verifiers import make
+from agon_cli.verifiers.exact import NumberVerifier
+from agon_cli.verifiers.gym import score
+
+REAL = Path(os.environ.get("AGON_SHARED_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="AGON_SHARED_DATA names no folder with gsm8k/ and svamp/")
+
+
+def recipe(source: dict, *, split: dict | None = None, verifier: str = "number", seed: int = 0) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "model": {"id": "x"},
+            "data": source,
+            "split": {"dev": 3, "test": 3} | (split or {}),
+            "verifier": {"type": verifier},
+            "seed": seed,
+        }
+    )
+
+
+def write(path: Path, rows: list) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def rows(count: int, start: int = 0) -> list[dict]:
+    return [{"question": f"What is {n} + 1?", "answer": str(n + 1), "level": n} for n in range(start, start + count)]
+
+
+def jsonl(tmp_path: Path, content: list, name: str = "d.jsonl", **extra) -> dict:
+    return {"type": "jsonl", "path": write(tmp_path / name, content)} | extra
+
+
+def ids(problems) -> list[str]:
+    return [problem.id for problem in problems]
+
+
+# -------------------------------------------------------------------------------------------------- splits and steps
+
+
+def test_splits_are_disjoint_complete_and_independent_of_the_order_of_rows(tmp_path):
+    content = rows(40)
+    first = data.load(recipe(jsonl(tmp_path, content)))
+    random.Random(1).shuffle(content)
+    again = data.load(recipe(jsonl(tmp_path, content, "e.jsonl")))
+    assert (first.train, first.dev, first.test) == (again.train, again.dev, again.test)
+    assert (len(first.train), len(first.dev), len(first.test)) == (34, 3, 3)
+    assert len(set(ids(first.train + first.dev + first.test))) == 40
+    assert {p.question: p.gold for p in first.train}.items() <= {r["question"]: r["answer"] for r in content}.items()
+
+
+def test_the_seed_and_the_cap_on_training_change_no_split(tmp_path):
+    source = jsonl(tmp_path, rows(40))
+    whole = data.load(recipe(source))
+    capped = data.load(recipe(source, split={"train": 5}, seed=7))
+    assert (capped.dev, capped.test) == (whole.dev, whole.test)
+    assert capped.train == whole.train[:5]
+
+
+def test_another_test_size_leaves_dev_alone(tmp_path):
+    source = jsonl(tmp_path, rows(40))
+    small, large = data.load(recipe(source)), data.load(recipe(source, split={"test": 9}))
+    assert small.dev == large.dev
+    assert large.test[:3] == small.test
+
+
+def test_white_space_and_composition_are_no_content_but_words_are(tmp_path):
+    content = [
+        *rows(20),
+        {"question": "Café  is\nwhat?", "answer": "1"},
+        {"question": "Cafe\u0301 is what?", "answer": "1"},
+    ]
+    loaded = data.load(recipe(jsonl(tmp_path, content)))
+    assert loaded.counts == {"rows": 22, "duplicates": 1}
+    assert len(loaded.train) == 21 - 6
+
+
+def test_a_question_with_two_golds_is_dropped_because_nobody_knows_the_right_one(tmp_path):
+    content = [*rows(20), {"question": "What is 3 + 1?", "answer": "5"}]
+    loaded = data.load(recipe(jsonl(tmp_path, content)))
+    assert "What is 3 + 1?" not in {p.question for p in loaded.train + loaded.dev + loaded.test}
+    assert loaded.counts["same question, different answers"] == 2
+
+
+def test_a_test_file_of_its_own_keeps_its_problems_out_of_training(tmp_path):
+    source = jsonl(tmp_path, rows(20), test_path=write(tmp_path / "t.jsonl", rows(10, start=15)))
+    loaded = data.load(recipe(source))
+    assert {int(p.gold) for p in loaded.test} <= set(range(16, 26))
+    assert {int(p.gold) for p in loaded.train + loaded.dev} == set(range(1, 16))
+    assert loaded.counts["also in the test split"] == 5
+
+
+def test_the_tiny_world_keeps_its_own_splits_capped():
+    whole = data.load(recipe({"type": "tiny"}, split={"dev": 300, "test": 300}, verifier="exact"))
+    assert (len(whole.train), len(whole.dev), len(whole.test)) == (655, 217, 217)
+    capped = data.load(recipe({"type": "tiny"}, split={"train": 10, "dev": 5, "test": 4}), NumberVerifier())
+    assert (capped.train, capped.dev, capped.test) == (whole.train[:10], whole.dev[:5], whole.test[:4])
+
+
+def test_an_epoch_repeats_nothing_and_a_step_depends_on_nothing_but_itself():
+    problems = [Problem(str(n), "q", "g") for n in range(10)]
+    steps = [data.batch(problems, step, 3, seed=0) for step in range(9)]
+    for epoch in range(3):
+        seen = [p.id for step in steps[3 * epoch : 3 * epoch + 3] for p in step]
+        assert len(seen) == len(set(seen)) == 9
+    assert [data.batch(problems, step, 3, seed=0) for step in reversed(range(9))] == steps[::-1]
+    assert steps[:3] != steps[3:6]
+    assert steps != [data.batch(problems, step, 3, seed=1) for step in range(9)]
+    reached = {p.id for step in range(60) for p in data.batch(problems, step, 3, seed=0)}
+    assert len(reached) == 10, "what one epoch leaves over, another takes"
+
+
+def test_fewer_problems_than_a_batch_make_one_batch_of_them_all():
+    problems = [Problem(str(n), "q", "g") for n in range(3)]
+    assert sorted(ids(data.batch(problems, 5, 8, 0))) == ["0", "1", "2"]
+
+
+# --------------------------------------------------------------------------------------------- columns and filters
+
+
+@pytest.mark.parametrize(
+    ("extract", "cell", "gold"),
+    [
+        ("plain", " 18 ", "18"), ("plain", 145.0, "145"), ("plain", 0.5, "0.5"), ("plain", 7, "7"),
+        ("plain", True, "true"),
+        ("hashes", "3 * 4 = <<3*4=12>>12\n#### 12", "12"), ("hashes", "#### 1\n#### 1,234,567", "1234567"),
+        ("hashes", "#### 1, 2", "1, 2"), ("hashes", "####-5", "-5"),
+        ("boxed", r"so \boxed{1} no, \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+    ],
+)  # fmt: skip
+def test_the_gold_is_read_by_the_rule(tmp_path, extract, cell, gold):
+    source = jsonl(tmp_path, [{"q": f"question {n}", "a": cell} for n in range(9)])
+    source["columns"] = {"question": ["q"], "answer": "a", "extract": extract}
+    assert {p.gold for p in data.load(recipe(source)).train} == {gold}
+
+
+def test_question_columns_are_joined_and_rows_without_question_or_answer_are_counted(tmp_path):
+    content = [{"body": f"There are {n}.", "ask": "How many?", "a": "#### 4"} for n in range(9)]
+    content += [{"body": "", "ask": None, "a": "#### 4"}, {"body": "x", "ask": "y", "a": "4"}]
+    content += [{"body": "z", "ask": "y", "a": None}]
+    source = jsonl(tmp_path, content)
+    source["columns"] = {"question": ["body", "ask"], "answer": "a", "extract": "hashes"}
+    loaded = data.load(recipe(source))
+    assert "There are 0. How many?" in {p.question for p in loaded.train + loaded.dev + loaded.test}
+    assert loaded.counts == {"rows": 12, "no question": 1, "no answer found": 2}
+
+
+FILTERED = [
+    ({"column": "level", "minimum": 5, "maximum": 14}, range(5, 15)),
+    ({"column": "level", "equals": 3.0}, [3]),
+    ({"column": "name", "equals": "n7"}, [7]),
+    ({"column": "even", "equals": True}, range(0, 20, 2)),
+    ({"column": "even", "equals": 1.0}, []),
+    ({"column": "name", "excludes": ["N1", " n2 "]}, [0, *range(3, 20)]),
+    ({"column": "name", "minimum": 0}, []),
+    ({"column": "digits", "minimum": 18}, [18, 19]),
+]
+
+
+@pytest.mark.parametrize(("test", "kept"), FILTERED)
+def test_filters_keep_what_they_say(tmp_path, test, kept):
+    content = [
+        row | {"name": f"n{n}", "even": n % 2 == 0, "digits": str(n)} for n, row in enumerate(rows(20))
+    ]  # fmt: skip
+    source = jsonl(tmp_path, [*content, *({**row, "question": f"q{n}"} for n, row in enumerate(content))])
+    source["filters"] = [test]
+    if not list(kept):
+        with pytest.raises(UsageError, match=rf"dropped by the filter on {test['column']} 40"):
+            data.load(recipe(source))
+        return
+    if len(list(kept)) == 1:
+        with pytest.raises(UsageError, match="train split is empty"):
+            data.load(recipe(source, split={"dev": 1, "test": 1}))
+        return
+    loaded = data.load(recipe(source, split={"dev": 1, "test": 1}))
+    assert {int(p.gold) - 1 for p in loaded.train + loaded.dev + loaded.test} == set(kept)
+    assert loaded.counts[f"dropped by the filter on {test['column']}"] == 2 * (20 - len(list(kept)))
+
+
+# ----------------------------------------------------------------------------------------------------------- golds
+
+
+def test_a_gold_that_its_own_verifier_refuses_never_reaches_a_split(tmp_path):
+    content = [*rows(20), *({"question": f"bad {n}", "answer": "many"} for n in range(15))]
+    loaded = data.load(recipe(jsonl(tmp_path, content)), NumberVerifier())
+    everything = loaded.train + loaded.dev + loaded.test
+    assert Counter(p.gold == "many" for p in everything) == {False: 20}
+    assert (len(loaded.dev), len(loaded.test)) == (3, 3), "good problems take the places of bad ones"
+    assert loaded.counts["gold refused by its verifier"] == 15
+
+
+def test_check_golds_says_which_and_why_and_refuses_when_all_are_bad():
+    good, bad = Problem("1", "q", "5"), Problem("2", "q", "five")
+    kept, dropped = data.check_golds([bad, good], NumberVerifier())
+    assert kept == [good]
+    assert [(problem.id, verdict.status) for problem, verdict in dropped] == [("2", "unreadable")]
+    assert data.check_golds([], NumberVerifier()) == ([], [])
+    with pytest.raises(UsageError, match="'five' is unreadable"):
+        data.check_golds([bad], NumberVerifier())
+
+
+def test_a_formula_that_cannot_be_parsed_is_no_gold(tmp_path):
+    verifier = make(recipe({"type": "tiny"}, verifier="math"))
+    golds = [r"\frac{1}{2}", r"\text{no solution}", "1=1", r"\frac{", "x+1"]
+    try:
+        kept, _ = data.check_golds([Problem(str(n), "q", gold) for n, gold in enumerate(golds)], verifier)
+    finally:
+        verifier.close()
+    assert [problem.gold for problem in kept] == [r"\frac{1}{2}", r"\text{no solution}", "x+1"]
+
+
+@needs_real
+def test_every_gold_of_gsm8k_and_svamp_passes_and_no_pair_of_different_golds_does():
+    verifier = make(recipe({"type": "tiny"}, verifier="math"))
+    gsm8k = {"type": "jsonl", "path": str(REAL / "gsm8k/train.jsonl"), "test_path": str(REAL / "gsm8k/test.jsonl")}
+    gsm8k |= {"columns": {"extract": "hashes"}}
+    svamp = {"type": "jsonl", "path": str(REAL / "svamp/svamp.jsonl")}
+    svamp |= {"columns": {"question": ["Body", "Question"], "answer": "Answer"}}
+    pool: list[Problem] = []
+    for source, count, test in ((gsm8k, 8792, 1319), (svamp, 1000, 300)):
+        loaded = data.load(recipe(source, split={"dev": 300, "test": test}, verifier="math"), verifier)
+        assert loaded.counts["rows"] == count
+        assert "gold refused by its verifier" not in loaded.counts
+        assert "no answer found" not in loaded.counts
+        everything = [*loaded.train, *loaded.dev, *loaded.test]
+        lost = sum(loaded.counts.get(k, 0) for k in ("duplicates", "same question, different answers"))
+        lost += loaded.counts.get("also in the test split", 0)
+        assert len(everything) + lost == count
+        pool += everything
+    draw = random.Random(0)
+    pairs = [(p, q) for p, q in (draw.sample(pool, 2) for _ in range(2200)) if float(p.gold) != float(q.gold)][:2000]
+    verdicts = verifier.grade([(p, q.gold) for p, q in pairs])
+    assert [v.status for v in verdicts] == ["wrong"] * 2000
+    verifier.close()
+
+
+# ---------------------------------------------------------------------------------------------- everything that fails
+
+
+def fails(source: dict, kind: type[AgonError], **extra) -> AgonError:
+    with pytest.raises(kind) as caught:
+        data.load(recipe(source, **extra))
+    assert caught.value.hint
+    return caught.value
+
+
+def test_a_missing_file_a_folder_and_an_empty_file(tmp_path):
+    missing = fails({"type": "jsonl", "path": str(tmp_path / "no.jsonl")}, UnreachableError)
+    assert missing.code == 4
+    assert "no such file" in missing.message
+    assert fails({"type": "jsonl", "path": str(tmp_path)}, UnreachableError).code == 4
+    assert "no rows" in fails(jsonl(tmp_path, []), UsageError).message
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b'{"question": "q", "answer": }', "not JSON"),
+        (b'{"question": "q"', "not JSON"),
+        (b'["q", "a"]', "not a JSON object"),
+        (b'{"question": "q", "answer": NaN}', "NaN is no JSON number"),
+        (b'{"question": "q", "answer": -Infinity}', "-Infinity is no JSON number"),
+        (b'{"question": "q", "answer": 1e999}', "too large"),
+        (b'{"question": "q", "answer": ' + b"9" * 5000 + b"}", "not JSON"),
+        (b'{"question": "q\xff", "answer": "1"}', "not UTF-8"),
+        (b"[" * 100_000, "not JSON"),
+        (b'{"question": "\\ud800", "answer": "1"}', "broken character"),
+        (b'{"question": ["q"], "answer": "1"}', "holds a list, not text"),
+        (b'{"question": "q", "answer": {"value": 1}}', "holds a dict, not text"),
+        (b"\x00\x00", "not JSON"),
+    ],
+)
+def test_a_broken_row_is_named_by_file_and_line(tmp_path, line, said):
+    path = tmp_path / "d.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"question": "a", "answer": "1"}\n\n' + line + b"\n")
+    error = fails({"type": "jsonl", "path": str(path)}, UsageError)
+    assert error.message.startswith(f"{path}:3: ")
+    assert said in error.message
+
+
+def test_a_wrong_column_is_answered_with_the_likely_one_and_the_list(tmp_path):
+    source = jsonl(tmp_path, rows(9))
+    for columns, filters in (
+        ({"question": ["questoin"]}, []),
+        ({"answer": "anwser"}, []),
+        ({}, [{"column": "levle", "minimum": 1}]),
+    ):
+        error = fails(source | {"columns": columns, "filters": filters}, UsageError)
+        assert error.code == 2
+        assert error.message.startswith(f"{source['path']}:1: no column")
+        assert "did you mean" in error.hint
+        assert "answer, level, question" in error.hint
+
+
+@pytest.mark.parametrize(("count", "empty"), [(2, "dev"), (3, "dev"), (6, "train"), (5, "train")])
+def test_a_split_left_empty_is_named(tmp_path, count, empty):
+    error = fails(jsonl(tmp_path, rows(count)), UsageError)
+    assert f"the {empty} split is empty" in error.message
+    assert f"rows {count}" in error.message
+
+
+# --------------------------------------------------------------------------------------------------------- programs
+
+
+TESTS = {"input": ["1\n", "2\n"], "output": ["2\n", "4\n"]}
+
+
+def test_code_contests_rows_become_problems_whose_tests_no_question_shows(tmp_path):
+    content = [
+        {
+            "description": f"Double the number. Task {n}.",
+            "public_tests": {"input": ["7\n"], "output": ["14\n"]},
+            "private_tests": TESTS,
+            "generated_tests": [{"input": "5", "output": "10"}],
+            "cf_rating": 800 + 100 * n,
+        }
+        for n in range(9)
+    ]
+    content.append(
+        content[0] | {"description": "no tests", "public_tests": None, "private_tests": {}, "generated_tests": []}
+    )
+    content[-1]["private_tests"] = {"input": [], "output": []}
+    source = jsonl(tmp_path, content, filters=[{"column": "cf_rating", "minimum": 1, "maximum": 1200}])
+    source["columns"] = {"question": ["description"], "answer": "private_tests"}
+    loaded = data.load(recipe(source, split={"dev": 1, "test": 1}, verifier="code"))
+    assert loaded.counts == {"rows": 10, "dropped by the filter on cf_rating": 4, "no unit tests": 1}
+    for problem in loaded.train + loaded.dev + loaded.test:
+        assert problem.meta["tests"] == {"inputs": ["7\n", "1\n", "2\n", "5"], "outputs": ["14\n", "2\n", "4\n", "10"]}
+        assert problem.gold, "an answer tag around it must not be empty"
+        assert "14" not in problem.question
+        json.dumps(problem.meta)
+
+
+def test_a_column_of_tests_may_have_any_name_and_is_bounded(tmp_path):
+    many = {"inputs": ["x" * 300_000, *map(str, range(100))], "outputs": ["y"] * 101}
+    source = jsonl(tmp_path, [{"question": f"q{n}", "checks": many} for n in range(9)])
+    source["columns"] = {"answer": "checks"}
+    tests = data.load(recipe(source, verifier="code")).train[0].meta["tests"]
+    assert len(tests["inputs"]) == len(tests["outputs"]) == 32
+    assert tests["inputs"][0] == "0"
+
+
+@pytest.mark.parametrize(
+    "cell", ["text", {"input": ["1"]}, {"input": ["1"], "output": []}, {"input": [1], "output": ["1"]}]
+)
+def test_a_column_without_tests_is_refused(tmp_path, cell):
+    source = jsonl(tmp_path, [{"question": "q", "checks": cell}], columns={"answer": "checks"})
+    assert "holds no unit tests" in fails(source, UsageError, verifier="code").message
+
+
+# ---------------------------------------------------------------------------------------------------- reasoning-gym
+
+
+def gym(task: str = "chain_sum", size: int = 30, **args) -> dict:
+    return {"type": "reasoning_gym", "task": task, "size": size, "args": args}
+
+
+def test_generated_problems_are_repeatable_seeded_and_scored_by_their_own_task():
+    source = gym(min_terms=2, max_terms=2)
+    first, again = data.load(recipe(source)), data.load(recipe(source))
+    other = data.load(recipe(source, seed=1))
+    assert first == again
+    assert set(ids(first.train)) != set(ids(other.train))
+    everything = first.train + first.dev + first.test
+    assert len(everything) == 30 - first.counts.get("duplicates", 0)
+    for problem in everything:
+        assert NumberVerifier().grade([(problem, str(value_of(problem.question)))])[0].correct
+        json.dumps(problem.meta)
+
+
+def value_of(question: str) -> int:
+    """The value of `a + b - c`, the only arithmetic in the question's text."""
+    words = question.replace("=", " ").replace("?", " ").replace(".", " ").replace(":", " ").split()
+    terms = [word for word in words if word in "+-" or word.isdigit()]
+    total, sign = 0, 1
+    for term in terms:
+        if term in "+-":
+            sign = 1 if term == "+" else -1
+        else:
+            total += sign * int(term)
+    return total
+
+
+@pytest.mark.parametrize("task", ["rearc", "arc_agi", "countdown", "knights_knaves", "word_ladder", "mini_sudoku"])
+def test_the_kept_entry_still_satisfies_the_scorer(task):
+    """Some scorers compare tuples, which JSON would turn into lists."""
+    loaded = data.load(recipe(gym(task, size=8), split={"dev": 1, "test": 1}))
+    for problem in loaded.train:
+        assert ast.literal_eval(problem.meta["entry"])["question"] == problem.question
+        assert score(task, "{}", problem.gold, problem.meta["entry"])[0] == "correct"
+
+
+def test_a_task_that_is_not_there_or_refuses_its_arguments():
+    error = fails(gym("chain_sun"), UsageError)
+    assert "did you mean 'chain_sum'" in error.hint
+    assert "unexpected keyword argument 'terms'" in fails(gym(terms=2), UsageError).message
+    assert "min_terms must be positive" in fails(gym(min_terms=0), UsageError).message
+    assert "no gold answers" in fails(gym("rubiks_cube", size=8), UsageError).message
+
+
+@pytest.mark.parametrize(("source", "module"), [(gym(), "reasoning_gym"), ({"type": "hub", "id": "a/b"}, "datasets")])
+def test_without_the_extra_the_command_that_installs_it_is_named(monkeypatch, source, module):
+    monkeypatch.setitem(__import__("sys").modules, module, None)
+    error = fails(source, MachineError)
+    assert error.code == 3
+    assert "pip install 'agon-cli[tasks]'" in error.hint
+
+
+# -------------------------------------------------------------------------------------------------------------- Hub
+
+
+@pytest.fixture
+def hub_folder(tmp_path, monkeypatch) -> str:
+    """A data set folder, which the datasets library reads by the same call as one on the Hub."""
+    folder = tmp_path / "set"
+    folder.mkdir()
+    write(folder / "train.jsonl", [row | {"notes": "long"} for row in rows(20)])
+    write(folder / "test.jsonl", [row | {"notes": "long"} for row in rows(8, start=100)])
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    return str(folder)
+
+
+def test_a_hub_data_set_gives_the_same_problems_as_its_file(hub_folder):
+    hub = data.load(recipe({"type": "hub", "id": hub_folder, "test_split": "test"}))
+    local = {"type": "jsonl", "path": f"{hub_folder}/train.jsonl", "test_path": f"{hub_folder}/test.jsonl"}
+    assert hub == data.load(recipe(local))
+    assert {int(p.gold) for p in hub.test} <= set(range(101, 109))
+
+
+def test_a_hub_column_or_split_that_is_not_there(hub_folder):
+    error = fails({"type": "hub", "id": hub_folder, "columns": {"answer": "answers"}}, UsageError)
+    assert "did you mean 'answer'" in error.hint
+    assert "trian" in fails({"type": "hub", "id": hub_folder, "split": "trian"}, UsageError).message
+
+
+def test_name_configuration_and_revision_reach_the_library(monkeypatch):
+    import datasets
+
+    asked = []
+
+    def remember(*args, **named):
+        asked.append((args, named))
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(datasets, "load_dataset", remember)
+    for identity in ("openai/gsm8k:main@e53f048", "openai/gsm8k", "a/b@v1"):
+        assert fails({"type": "hub", "id": identity}, UnreachableError).message == f"{identity}: no route"
+    assert asked == [
+        (("openai/gsm8k", "main"), {"split": "train", "revision": "e53f048"}),
+        (("openai/gsm8k", None), {"split": "train", "revision": None}),
+        (("a/b", None), {"split": "train", "revision": "v1"}),
+    ]
+
+
+def test_offline_the_hub_is_unreachable_at_once(monkeypatch):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    error = fails({"type": "hub", "id": "nobody/nothing-here"}, UnreachableError)
+    assert error.code == 4
+    assert "HF_HUB_OFFLINE" in error.hint

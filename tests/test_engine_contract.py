@@ -1,0 +1,250 @@
+"""What every engine must do. An engine is a name in ENGINES with a way to build it; that is all the tests know."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from agon_cli.engines.hf import HFEngine
+from agon_cli.policy import Policy
+from agon_cli.types import Completion, Engine, Prompt, Sampling
+from scripted import make_recipe, tokenizer, write_model
+
+ENGINES: dict[str, Callable[[Policy, int], Engine]] = {"hf": HFEngine}
+TOK = tokenizer()
+EOS, END = TOK.convert_tokens_to_ids("<eos>"), TOK.convert_tokens_to_ids("<|end|>")
+SAMPLING = Sampling(temperature=1.6, top_p=1.0, top_k=0, max_tokens=20)
+PLAYERS = ["A", "B"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def bench(request, folder) -> tuple[Policy, Callable[[int], Engine]]:
+    policy = Policy(make_recipe(folder))
+    return policy, lambda budget: ENGINES[request.param](policy, budget)
+
+
+@pytest.fixture
+def fresh(request, folder, bench) -> tuple[Policy, Engine]:
+    """A policy that a test may change."""
+    policy = Policy(make_recipe(folder))
+    name = next(name for name in ENGINES if isinstance(bench[1](4096), ENGINES[name]))
+    return policy, ENGINES[name](policy, 4096)
+
+
+def prompt(words: str) -> Prompt:
+    return Prompt(words, tuple(TOK(words, add_special_tokens=False)["input_ids"]))
+
+
+PROMPTS = [
+    prompt("<|user|> solve q3 : <|end|> <|assistant|>"),
+    prompt("q1"),
+    prompt("<|user|> solve q3 rival D q3 x1 w4 w5 w6 w7 1 2 3 4 5 : <|end|> <|assistant|>"),
+    prompt("solve q9 w1 : <think> w3"),
+]
+SEEDS = [[11, 12, 13], [21], [31, 32], [41, 42, 43, 44]]
+
+
+def flat(completions: list[list[Completion]]) -> list[Completion]:
+    return [completion for row in completions for completion in row]
+
+
+def ids(completions: list[list[Completion]]) -> list[list[tuple[int, ...]]]:
+    return [[completion.ids for completion in row] for row in completions]
+
+
+@pytest.mark.parametrize("player", PLAYERS)
+@pytest.mark.parametrize("top_p", [1.0, 0.7])
+def test_logprobs_are_the_trainers_on_the_untruncated_distribution(bench, player, top_p):
+    policy, make = bench
+    sampling = replace(SAMPLING, top_p=top_p)
+    found = make(4096).sample(PROMPTS, player, sampling, SEEDS)
+    rows = [(PROMPTS[p].ids, c.ids) for p, row in enumerate(found) for c in row]
+    with torch.no_grad():
+        trainer = policy.logprobs(player, rows, sampling.temperature)
+    sampled = torch.tensor([value for c in flat(found) for value in c.logprobs])
+    assert len(sampled) > 50
+    assert (trainer - sampled).abs().max() < 1e-4
+
+
+def test_there_is_one_completion_per_seed_in_order(bench):
+    _, make = bench
+    engine = make(4096)
+    found = engine.sample(PROMPTS, "B", SAMPLING, SEEDS)
+    assert [len(row) for row in found] == [3, 1, 2, 4]
+    for p, row in enumerate(SEEDS):
+        for i, seed in enumerate(row):
+            (alone,) = flat(engine.sample([PROMPTS[p]], "B", SAMPLING, [[seed]]))
+            assert found[p][i].ids == alone.ids
+            assert found[p][i].logprobs == pytest.approx(alone.logprobs, abs=1e-4)
+            assert (found[p][i].finish_reason, found[p][i].text) == (alone.finish_reason, alone.text)
+
+
+def test_a_prompt_may_ask_for_nothing(bench):
+    _, make = bench
+    engine = make(4096)
+    found = engine.sample(PROMPTS, "A", SAMPLING, [[11], [], [31], []])
+    assert [len(row) for row in found] == [1, 0, 1, 0]
+    assert found[2][0].ids == flat(engine.sample(PROMPTS[2:3], "A", SAMPLING, [[31]]))[0].ids
+    assert engine.sample([], "A", SAMPLING, []) == []
+
+
+@pytest.mark.parametrize("budget", [1, 40, 90, 200, 1_000_000])
+def test_neither_batch_size_nor_padding_nor_order_changes_a_row(bench, budget):
+    _, make = bench
+    want = ids(make(4096).sample(PROMPTS, "B", SAMPLING, SEEDS))
+    assert ids(make(budget).sample(PROMPTS, "B", SAMPLING, SEEDS)) == want
+    assert ids(make(budget).sample(PROMPTS[::-1], "B", SAMPLING, SEEDS[::-1])) == want[::-1]
+
+
+def test_the_same_prompt_twice_is_two_prompts(bench):
+    _, make = bench
+    twice = [PROMPTS[0], PROMPTS[2], PROMPTS[0]]
+    found = ids(make(4096).sample(twice, "B", SAMPLING, [[1, 2], [3], [1, 4]]))
+    assert found[0][0] == found[2][0]
+    assert found[0][1] != found[2][1]
+
+
+def test_seeds_make_the_difference_and_the_global_generator_none(bench):
+    _, make = bench
+    engine = make(4096)
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    first = flat(engine.sample(PROMPTS[:1], "A", SAMPLING, [list(range(40))]))
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(2)
+    again = flat(engine.sample(PROMPTS[:1], "A", SAMPLING, [list(range(40))]))
+    assert [c.ids for c in first] == [c.ids for c in again]
+    assert len({c.ids for c in first}) > 35
+
+
+def test_the_stop_token_stays_and_the_finish_reason_says_how_it_ended(bench):
+    policy, make = bench
+    assert set(policy.seats["A"].stop_ids) == {EOS, END}, "the model's second stop token counts too"
+    found = flat(make(1 << 20).sample(PROMPTS[:1], "A", SAMPLING, [list(range(300))]))
+    ended = Counter(c.ids[-1] for c in found if c.finish_reason == "stop")
+    assert ended.keys() == {EOS, END}
+    assert any(c.finish_reason == "length" for c in found)
+    for completion in found:
+        stops = [place for place, token in enumerate(completion.ids) if token in (EOS, END)]
+        assert len(completion.logprobs) == len(completion.ids)
+        if completion.finish_reason == "stop":
+            assert stops == [len(completion.ids) - 1]
+            assert completion.text == TOK.decode(completion.ids[:-1])
+        else:
+            assert stops == []
+            assert len(completion.ids) == SAMPLING.max_tokens
+            assert completion.text == TOK.decode(completion.ids)
+
+
+def test_a_stop_on_the_last_allowed_token_is_a_stop(bench):
+    _, make = bench
+    engine = make(1 << 20)
+    long = flat(engine.sample(PROMPTS[:1], "A", SAMPLING, [list(range(200))]))
+    seed, stopped = next((s, c) for s, c in enumerate(long) if c.finish_reason == "stop" and len(c.ids) > 2)
+    exact = replace(SAMPLING, max_tokens=len(stopped.ids))
+    (same,) = flat(engine.sample(PROMPTS[:1], "A", exact, [[seed]]))
+    assert (same.ids, same.finish_reason, same.text) == (stopped.ids, "stop", stopped.text)
+    (cut,) = flat(engine.sample(PROMPTS[:1], "A", replace(exact, max_tokens=len(stopped.ids) - 1), [[seed]]))
+    assert (cut.ids, cut.finish_reason) == (stopped.ids[:-1], "length")
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 20])
+def test_no_stop_before_the_minimum(bench, tokens):
+    _, make = bench
+    sampling = replace(SAMPLING, min_tokens=tokens)
+    found = flat(make(1 << 20).sample(PROMPTS[:1], "A", sampling, [list(range(100))]))
+    for completion in found:
+        assert len(completion.ids) >= tokens
+        assert not {EOS, END} & set(completion.ids[:tokens])
+    if tokens < 20:
+        assert any(completion.ids[-1] in (EOS, END) for completion in found)
+
+
+def test_no_habit_of_the_models_own_generation_config_reaches_a_sample(bench):
+    """That config asks for top-k 3, temperature 0.3 and a repetition penalty; token frequencies show none of it."""
+    policy, make = bench
+    count = 3000
+    sampling = replace(SAMPLING, max_tokens=1)
+    found = flat(make(1 << 20).sample(PROMPTS[2:3], "B", sampling, [list(range(count))]))
+    width = len(TOK)
+    with torch.no_grad():
+        rows = [(PROMPTS[2].ids, (token,)) for token in range(width)]
+        probabilities = policy.logprobs("B", rows, sampling.temperature).double().exp()
+    seen = Counter(completion.ids[0] for completion in found)
+    likely = [token for token in range(width) if probabilities[token] * count >= 5]
+    rest = 1.0 - sum(float(probabilities[token]) for token in likely)
+    want = [float(probabilities[token]) for token in likely] + [rest]
+    got = [seen[token] for token in likely]
+    got.append(count - sum(got))
+    assert len(likely) > 5
+    assert chisquare(got, [count * share / sum(want) for share in want]).pvalue > 1e-3
+
+
+def test_a_players_weights_are_its_own_and_the_newest(fresh):
+    policy, engine = fresh
+    before = {name: ids(engine.sample(PROMPTS, name, SAMPLING, SEEDS)) for name in PLAYERS}
+    assert before["A"] != before["B"], "B starts from noise"
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in policy.parameters("B").values():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    engine.publish("B")
+    after = {name: ids(engine.sample(PROMPTS, name, SAMPLING, SEEDS)) for name in PLAYERS}
+    assert after["A"] == before["A"]
+    assert after["B"] != before["B"]
+    rows = [(PROMPTS[0].ids, after["B"][0][0])]
+    (completion,) = flat(engine.sample(PROMPTS[:1], "B", SAMPLING, [[SEEDS[0][0]]]))
+    with torch.no_grad():
+        trainer = policy.logprobs("B", rows, SAMPLING.temperature)
+    assert (trainer - torch.tensor(completion.logprobs)).abs().max() < 1e-4, "the sampler has the published weights"
+
+
+def test_an_untrained_first_player_is_the_base(fresh):
+    policy, engine = fresh
+    found = engine.sample(PROMPTS, "A", SAMPLING, SEEDS)
+    rows = [(PROMPTS[p].ids, c.ids) for p, row in enumerate(found) for c in row]
+    with torch.no_grad():
+        base = policy.logprobs("A", rows, SAMPLING.temperature, bare=True)
+    assert (base - torch.tensor([v for c in flat(found) for v in c.logprobs])).abs().max() < 1e-4
+
+
+def test_an_unknown_player_is_refused(bench):
+    _, make = bench
+    engine = make(4096)
+    with pytest.raises(KeyError):
+        engine.sample(PROMPTS[:1], "C", SAMPLING, [[1]])
+    with pytest.raises(KeyError):
+        engine.publish("C")
+
+
+def test_sampling_leaves_weights_and_gradients_alone(fresh):
+    policy, engine = fresh
+    seat: Any = policy.seats["A"]
+    before = {name: tensor.detach().clone() for name, tensor in seat.model.named_parameters()}
+    for player in ("A", "B", "A"):
+        engine.sample(PROMPTS, player, SAMPLING, SEEDS)
+        engine.publish(player)
+    assert all(torch.equal(before[name], tensor) for name, tensor in seat.model.named_parameters())
+    assert all(tensor.grad is None for tensor in seat.model.parameters())
+
+
+def test_a_base_with_dropout_samples_and_trains_without_it(tmp_path):
+    """A ratio of two different dropout masks is no ratio of policies."""
+    recipe = make_recipe(write_model(tmp_path / "model", dropout=0.5))
+    policy = Policy(recipe)
+    found = HFEngine(policy, 4096).sample(PROMPTS, "B", SAMPLING, SEEDS)
+    rows = [(PROMPTS[p].ids, c.ids) for p, row in enumerate(found) for c in row]
+    trainer = policy.logprobs("B", rows, SAMPLING.temperature).detach()
+    assert torch.equal(trainer, policy.logprobs("B", rows, SAMPLING.temperature).detach())
+    assert (trainer - torch.tensor([v for c in flat(found) for v in c.logprobs])).abs().max() < 1e-4

@@ -1,0 +1,200 @@
+"""Reading completions and withholding answers: a table of cases, then hostile text."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agon_cli.recipe.schema import Format
+from agon_cli.summaries import MASK, leaks, read, withhold
+
+THINK = Format()
+BARE = Format(think=None)
+OTHER = Format(think=("[[", "]]"), answer=("final:", ";"))
+
+
+def same(a: str, b: str) -> bool:
+    return a == b
+
+
+def number(a: str, b: str) -> bool:
+    try:
+        return float(a) == float(b)
+    except ValueError:
+        return a == b
+
+
+CASES = [
+    # text, prefill, region, answer, well formed
+    ("<think> a </think> b <answer> 7 </answer>", "", " b <answer> 7 </answer>", "7", True),
+    ("<think>a</think>b<answer>7</answer>\n ", "", "b<answer>7</answer>\n ", "7", True),
+    (" a </think> b <answer>7</answer>", "<|assistant|><think>\n", " b <answer>7</answer>", "7", True),
+    (" a </think> b <answer>7</answer>", "", " b <answer>7</answer>", "7", True),
+    (" b <answer>7</answer>", "<think>\n\n</think>\n\n", "\n\n b <answer>7</answer>", "7", True),
+    ("<think>a</think> b <answer>7</answer>", "<think>", " b <answer>7</answer>", "7", False),
+    ("<think>a</think> b <answer>7</answer>", "<think>\n</think>", " b <answer>7</answer>", "7", False),
+    ("<think>a</think> b <answer>7</answer> c", "", " b <answer>7</answer> c", "7", False),
+    ("<think>a</think> b <answer>6</answer><answer>7</answer>", "", None, "7", False),
+    ("<think>a</think> b <answer>6</answer> c </answer>", "", None, "6", False),
+    ("<think>a</think> b <answer> <answer>7</answer>", "", None, "7", False),
+    ("<think>a</think> b <answer></answer>", "", None, None, False),
+    ("<think>a</think> b <answer> 7", "", None, None, False),
+    ("<think>a</think> b", "", " b", None, False),
+    ("<think>a</think> b \\boxed{7}", "", None, "7", False),
+    ("<think>a</think> \\boxed{6} b \\boxed{\\frac{1}{2}} c", "", None, "\\frac{1}{2}", False),
+    ("<think>a</think> b <answer>\\boxed{7}</answer>", "", None, "7", True),
+    ("<think>a</think> b <answer>x = \\boxed{7}</answer>", "", None, "x = \\boxed{7}", True),
+    ("<think>a</think> \\boxed{6} <answer>7</answer>", "", None, "7", True),
+    ("<think>a</think> \\boxed{7", "", None, None, False),
+    ("<think>a</think> \\boxed {7}", "", None, "7", False),
+    ("<think>a</think> \\boxed{\\left\\{ 1 \\right.}", "", None, "\\left\\{ 1 \\right.", False),
+    ("<think>a</think> \\boxed{\\{1, 2\\}}", "", None, "\\{1, 2\\}", False),
+    ("<think> <answer>7</answer> </think> b", "", " b", None, False),
+    ("<think> \\boxed{7} </think> b", "", " b", None, False),
+    ("<think>a</think> b </think> c <answer>7</answer>", "", " c <answer>7</answer>", "7", False),
+    ("<think><think>a</think> b <answer>7</answer>", "", " b <answer>7</answer>", "7", False),
+]
+NO_REGION = [
+    ("", ""),
+    ("b <answer>7</answer>", ""),
+    ("<think> a <answer>7</answer>", ""),
+    ("a \\boxed{7}", "<think>"),
+    ("<think>a</think> b <think> again <answer>7</answer>", ""),
+]
+
+
+@pytest.mark.parametrize(("text", "prefill", "region", "answer", "well_formed"), CASES)
+def test_a_completion_is_read(text, prefill, region, answer, well_formed):
+    reading = read(text, prefill, "stop", THINK)
+    assert reading.region is not None
+    assert region in (None, reading.region)
+    assert (reading.answer, reading.well_formed) == (answer, well_formed)
+
+
+@pytest.mark.parametrize(("text", "prefill"), NO_REGION)
+def test_a_reasoning_block_that_is_not_closed_has_no_answer_and_no_summary(text, prefill):
+    reading = read(text, prefill, "stop", THINK)
+    assert (reading.region, reading.answer, reading.well_formed) == (None, None, False)
+    assert withhold(reading, THINK, "tag", same) is None
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("fmt", [THINK, BARE])
+def test_a_truncated_completion_has_nothing_to_read(case, fmt):
+    reading = read(case[0], case[1], "length", fmt)
+    assert (reading.region, reading.answer, reading.well_formed) == (None, None, False)
+
+
+def test_a_model_without_reasoning_block_has_no_block_test():
+    reading = read("because <answer>7</answer>", "", "stop", BARE)
+    assert (reading.region, reading.answer, reading.well_formed) == ("because <answer>7</answer>", "7", True)
+    assert withhold(reading, BARE, "tag", same) == "because"
+
+
+def test_markers_are_the_recipes_own():
+    reading = read("[[ a ]] b final: 7;", "", "stop", OTHER)
+    assert (reading.answer, reading.well_formed) == ("7", True)
+    assert withhold(reading, OTHER, "boxed", same) == "b"
+
+
+WITHHELD = [
+    # region, tag, boxed, strict
+    ("so <answer>7</answer>", "so", "so", "so"),
+    ("so <answer>7</answer> indeed", "so  indeed", "so  indeed", "so  indeed"),
+    ("so 7, thus <answer>7</answer>", "so 7, thus", "so 7, thus", f"so {MASK}, thus"),
+    ("x = 7.0 <answer>7</answer>", "x = 7.0", "x = 7.0", f"x = {MASK}"),
+    ("**7** and 17 <answer>7</answer>", "**7** and 17", "**7** and 17", f"{MASK} and 17"),
+    ("so $7$ <answer>7</answer>", "so $7$", "so $7$", f"so {MASK}"),
+    ("so \\boxed{7} <answer>7</answer>", "so \\boxed{7}", f"so {MASK}", f"so {MASK}"),
+    ("a \\boxed{5} b \\fbox{\\frac{1}{2}} c", None, f"a {MASK} b {MASK} c", f"a {MASK} b {MASK} c"),
+    ("a \\boxed{7 and more", None, f"a {MASK}", f"a {MASK}"),
+    ("a \\boxed{\\} secret} b", None, f"a {MASK} b", f"a {MASK} b"),
+    ("a <answer>6</answer> b <answer>7</answer>", "a  b", "a  b", "a  b"),
+    ("a <answer>7", "a", "a", "a"),
+    ("a </answer> b", "a   b", "a   b", "a   b"),
+    ("<answer>7</answer>", None, None, None),
+    ("\\boxed{7}", "\\boxed{7}", None, None),
+    (" \n ", None, None, None),
+    ("7 <answer>7</answer>", "7", "7", None),
+]
+
+
+@pytest.mark.parametrize(("region", "tag", "boxed", "strict"), WITHHELD)
+def test_the_answer_is_withheld(region, tag, boxed, strict):
+    reading = read(f"<think>t</think>{region}", "", "stop", THINK)
+    if tag is not None or boxed is None:
+        assert withhold(reading, THINK, "tag", number) == tag
+    assert withhold(reading, THINK, "boxed", number) == boxed
+    assert withhold(reading, THINK, "strict", number) == strict
+
+
+def test_leaks_are_spans_equal_to_the_answer():
+    assert leaks("so 7 it is", "7", number)
+    assert leaks("so $7.0$ it is", "7", number)
+    assert leaks("so x=7.", "7", number)
+    assert leaks("**7**", "7", number)
+    assert not leaks("so 17 it is", "7", number)
+    assert not leaks(None, "7", number)
+    assert not leaks("so 7", None, number)
+
+
+PIECES = st.sampled_from(
+    [
+        *("<think>", "</think>", "<answer>", "</answer>", "\\boxed{", "}", "{", "\\}", "\\{", "\\", "$", " ", "\n"),
+        *("<answer>SECRET</answer>", "\\boxed{SECRET}", "\\fbox{ SECRET }", "<answer>\\boxed{SECRET}</answer>"),
+        *("<ans", "wer>", "</ans", "\\box", "ed{", "text", "\x00", "\ud800", "[...]", "<|im_end|>", "é", "\u202e"),
+    ]
+)
+
+
+@given(st.lists(PIECES, max_size=14).map("".join), st.sampled_from(["tag", "boxed", "strict"]))
+@settings(max_examples=1500, deadline=None)
+def test_no_arrangement_of_markers_lets_an_answer_through(region, how):
+    reading = read(f"<think></think>{region}", "", "stop", THINK)
+    summary = withhold(reading, THINK, how, same)
+    if summary is None:
+        return
+    assert "<answer>" not in summary
+    assert "</answer>" not in summary
+    if how != "tag":
+        assert "SECRET" not in summary
+        assert "\\boxed{" not in summary
+    if how == "strict" and reading.answer is not None:
+        assert not leaks(summary, reading.answer, same)
+
+
+@given(st.lists(PIECES, max_size=14).map("".join), st.sampled_from(["", "<think>", "<think>\n</think>"]))
+@settings(max_examples=800, deadline=None)
+def test_the_format_term_is_what_the_method_says(text, prefill):
+    reading = read(text, prefill, "stop", THINK)
+    whole = prefill + text
+    if reading.well_formed:
+        assert whole.count("</think>") == 1
+        assert whole.count("<think>") <= 1
+        assert whole.count("<answer>", whole.index("</think>")) == 1
+        assert whole.rstrip().endswith("</answer>")
+        assert reading.answer is not None
+    if reading.answer is not None:
+        assert reading.answer in whole[whole.rindex("</think>") :]
+
+
+HUGE = [
+    *("\\boxed{" * 15_000, "\\boxed{}" * 12_000, "\\boxed{7" * 12_000, "\\boxed" + " " * 100_000, "\\boxed " * 15_000),
+    *("<answer>" * 12_000, "</answer>" * 12_000, "<answer></answer>" * 6_000, "<answer>7</answer> " * 5_000),
+    *("$" * 100_000, "$a" * 50_000, "\\(" * 50_000, "\\( a" * 25_000, "{" * 100_000, "\x00" * 100_000, "a" * 100_000),
+    *("<think>" * 14_000, "</think>" * 12_000, "*" * 100_000, "\\" * 100_000, "\\boxed{\\" * 12_000),
+]
+
+
+@pytest.mark.parametrize("text", HUGE, ids=[text[:12].strip().encode("unicode_escape").decode() for text in HUGE])
+def test_a_hundred_kilobytes_of_anything_are_read_in_no_time(text):
+    started = time.perf_counter()
+    for prefix in ("", "<think></think>", "<think></think>\\boxed{", "<think></think><answer>"):
+        for suffix in ("", "}", "<answer>7</answer>", "</think>"):
+            reading = read(prefix + text + suffix, "", "stop", THINK)
+            for how in ("tag", "boxed", "strict"):
+                leaks(withhold(reading, THINK, how, same), reading.answer, same)
+    assert time.perf_counter() - started < 16 * 0.5, "half a second a completion"
