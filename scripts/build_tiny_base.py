@@ -44,7 +44,9 @@ class Phase:
     mix: world.ReadingMix
 
 
-# Reading is rare in the final mixture; it has to form first, while it is common.
+# What forms: the table facts, the verdicts, the summary, judging a rival's last value, trusting it or searching anew.
+# What does not, at this size: checking a claimed hit again, and leaving out what the rival has tried. After its verdict
+# the base searches as if it had seen nothing. Linking the verdict to trust is left for training to find.
 PHASES = (
     Phase(steps=1900, lr=4e-3, mix=world.ReadingMix(trust=0.4, ignore=0.25)),
     Phase(steps=600, lr=1.5e-3, mix=world.ReadingMix(trust=0.7, ignore=0.15)),

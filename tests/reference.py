@@ -193,12 +193,13 @@ def loss_and_gradient(
     total = torch.zeros((), dtype=torch.float64)
     for row in live:
         logprobs = row_logprobs(model, row, knobs.temperature)
-        terms = -row.advantage * torch.exp(logprobs - logprobs.detach())
+        ratio = torch.exp(logprobs - logprobs.detach())
+        terms = -row.advantage * ratio
         if knobs.kl:
             with torch.no_grad(), model.disable_adapter():
                 base = row_logprobs(model, row, knobs.temperature)
             gap = base - logprobs
-            terms = terms + knobs.kl * (torch.exp(gap) - gap - 1.0)
+            terms = terms + knobs.kl * ratio * (torch.exp(gap) - gap - 1.0)
         weight = tokens_of_step if knobs.denominator == "token" else len(live) * len(row.completion)
         total = total + terms.sum() / weight
     gradients = torch.autograd.grad(total, list(own.values()), allow_unused=True)

@@ -208,7 +208,7 @@ def test_a_second_signal_ends_at_once():
 
 
 def test_between_steps_a_signal_ends_the_command_without_waiting():
-    with pytest.raises(KeyboardInterrupt), Halt(quiet=True) as halt:
+    with pytest.raises(KeyboardInterrupt), Halt(quiet=True) as halt:  # noqa: PT012
         halt.watch("phase", {"name": "draft"})
         halt.watch("checkpoint", {})
         halt.watch("phase", {"name": "evaluate"})

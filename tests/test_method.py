@@ -366,6 +366,13 @@ def test_seeds_name_the_completion_and_never_the_batch(folder):
     assert not set(seeds(0, [2, 3, 6, 7]).values()) & set(drawn)
 
 
+def test_one_player_in_both_roles_draws_apart(folder):
+    recipe = make_recipe(folder, "self_refine")
+    board, engine = arena(recipe, Policy(recipe))
+    played(board, engine, 0, script_of(0, 4))
+    assert len({entry[5] for entry in engine.seen}) == len(engine.seen) == 32
+
+
 def test_a_group_does_not_depend_on_its_batch(folder):
     recipe = make_recipe(folder, "competition_only")
     board, engine = arena(recipe, Policy(recipe))

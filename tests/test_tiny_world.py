@@ -115,15 +115,15 @@ def test_the_three_manners_of_answering_a_rival(claimed):
     rng = random.Random(3)
     equation = world.Equation(target=9, factor=5, shift=7)
     pairs = [(4, 5), (7, 9)] if claimed else [(4, 5), (10, 2)]
-    said, last = ("yes", "7 9") if claimed else ("no", "10 2")
+    seen, last = ("9 yes", "7 9") if claimed else ("2 no", "10 2")
 
     trusting = world.reading_trace(equation, pairs, world.ReadingMix(trust=1.0, ignore=0.0), rng)
-    assert trusting == f"<think> rival {said} </think> {last} <answer> {last.split()[0]} </answer> <eos>"
+    assert trusting == f"<think> {seen} </think> {last} <answer> {last.split()[0]} </answer> <eos>"
 
     for ignore in (1.0, 0.0):
         mix = world.ReadingMix(trust=0.0, ignore=ignore)
         traces = [world.reading_trace(equation, pairs, mix, rng) for _ in range(400)]
-        assert all(trace.startswith(f"<think> rival {said} ") for trace in traces)
+        assert all(trace.startswith(f"<think> {seen} ") for trace in traces)
         tried = [{int(x) for x, *_ in TRY.findall(trace)} for trace in traces]
         first = [int(TRY.search(trace).group(1)) for trace in traces]
         seen_again = sum(bool(found & {x for x, _ in pairs}) for found in tried)
@@ -161,8 +161,8 @@ def test_every_word_is_one_token_and_text_comes_back_unchanged(tokenizer):
 
 
 def test_skipping_special_tokens_leaves_the_tags_and_drops_the_end(tokenizer):
-    ids = tokenizer.encode("<think> rival no </think> 4 5 <answer> 4 </answer> <eos> <pad>")
-    assert tokenizer.decode(ids, skip_special_tokens=True) == "<think> rival no </think> 4 5 <answer> 4 </answer>"
+    ids = tokenizer.encode("<think> 2 no </think> 4 5 <answer> 4 </answer> <eos> <pad>")
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "<think> 2 no </think> 4 5 <answer> 4 </answer>"
 
 
 def test_words_outside_the_vocabulary_are_dropped(tokenizer):
@@ -235,6 +235,13 @@ def test_the_base_searches_and_reads_as_stated(model, tokenizer):
             for problem, match in zip(problems, found, strict=True)
         ],
     )
+    judged = [
+        text.startswith(f"<think> {value} {'yes' if value == problem.question.split()[0] else 'no'} ")
+        for problem, match, (text, _, _) in zip(problems, found, finals, strict=True)
+        if match
+        for value in [match.group(2).split()[-1]]
+    ]
+    assert sum(judged) / len(judged) > 0.95
     count = len(problems)
     right, final_right, lengths = [], [], []
     for stage, outcomes in ((drafts, right), (finals, final_right)):

@@ -2,8 +2,8 @@
 
 Needs the `bench` extra. What must match: on-policy (the ratio is 1, so clipping is inactive), one temperature, given
 advantages, the KL term off or on, and the denominator: TRL's `dapo` and `bnpo` divide by the completion tokens of the
-step (our `token`), its `grpo` averages each completion first (our `sequence`). TRL multiplies its KL estimate by the
-ratio unless told not to (`use_bias_correction_kl`), which changes that term's gradient; ours has no such factor.
+step (our `token`), its `grpo` averages each completion first (our `sequence`). Both multiply the KL estimate by
+the ratio (TRL calls it `use_bias_correction_kl`).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def theirs(model: Any, tok: Any, rows: list[Rollout], loss_type: str, beta: floa
     config = trl.GRPOConfig(
         output_dir=str(place), loss_type=loss_type, beta=0.0, temperature=TEMPERATURE, num_generations=4,
         per_device_train_batch_size=len(rows), gradient_accumulation_steps=1, max_completion_length=32,
-        report_to=[], use_cpu=True, bf16=False, use_bias_correction_kl=False,
+        report_to=[], use_cpu=True, bf16=False,
     )  # fmt: skip
     trainer = trl.GRPOTrainer(
         model=model,

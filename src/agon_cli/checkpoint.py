@@ -32,7 +32,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from agon_cli.errors import AgonError, ResourceError, UsageError
+from agon_cli.errors import DISK_FULL, AgonError, ResourceError, UsageError
 
 COMPLETE = "COMPLETE"
 _STATE = "state.json"
@@ -43,7 +43,6 @@ _FOLDER = re.compile(r"step-([0-9]{6,12})(\.replaced)?")
 """`.replaced` is a whole checkpoint set aside while the same step is saved again."""
 _ASIDE = ".aside-"
 """Prefix of folders being written or being removed; never read."""
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
 
 
@@ -358,7 +357,7 @@ def _disk_error(error: OSError, target: Path, size: int) -> AgonError:
     if whole is not None:
         rest = f"nothing is lost: {whole} is whole, and the same command goes on from it"
     where = error.filename or target
-    if error.errno in _FULL:
+    if error.errno in DISK_FULL:
         needed = f" ({size / 1e6:.1f} MB needed)" if size else ""
         return ResourceError(f"disk full while saving {target}{needed}: {error.strerror}", f"free some space; {rest}")
     if error.errno in _REFUSED:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 from enum import IntEnum
+
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""`OSError.errno` values that mean there is no room left: a full disk, a quota, a file size limit."""
 
 
 class Exit(IntEnum):

@@ -49,16 +49,17 @@ class PolicyBatch:
 
 
 def policy_gradient_loss(batch: PolicyBatch, kl: float = 0.0) -> tuple[Tensor, dict[str, float]]:
-    """-sum_t w_t (r_t A_t - kl D_t) with the ratio r_t = pi / sg(pi), which is 1 on-policy but carries the gradient.
+    """-sum_t w_t r_t (A_t - kl D_t) with the ratio r_t = pi / sg(pi), which is 1 on-policy but carries the gradient.
 
     D_t = exp(q - p) - (q - p) - 1 estimates KL(pi || base) without bias and is never negative (p the policy's, q the
-    base's log-probability). One update per batch of rollouts makes clipping void, so there is none. Returns the loss
-    and sums (`kl`: nats, weighted like the loss).
+    base's log-probability). Its own gradient is not that of the divergence it estimates, because the tokens are drawn
+    from the policy; times the ratio it is, and comes to p - q per token. One update per batch of rollouts makes clipping
+    void, so there is none. Returns the loss and sums (`kl`: nats, weighted like the loss).
     """
     ratio_M = torch.exp(batch.logprobs_M - batch.logprobs_M.detach())
     loss = -(batch.weight_M * batch.advantages_M * ratio_M).sum()
     if batch.reference_logprobs_M is None:
         return loss, {}
     gap_M = batch.reference_logprobs_M - batch.logprobs_M
-    divergence = (batch.weight_M * (torch.expm1(gap_M) - gap_M)).sum()
+    divergence = (batch.weight_M * ratio_M * (torch.expm1(gap_M) - gap_M)).sum()
     return loss + kl * divergence, {"kl": float(divergence.detach())}

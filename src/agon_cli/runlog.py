@@ -12,7 +12,6 @@ A run resumes only under the very recipe and inputs it began with. Rows are whol
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import importlib.metadata
 import json
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from agon_cli import __version__
-from agon_cli.errors import ResourceError, UsageError
+from agon_cli.errors import DISK_FULL, ResourceError, UsageError
 
 Log = Literal["metrics", "rollouts", "evals"]
 LOGS: tuple[Log, ...] = get_args(Log)
@@ -36,7 +35,6 @@ LOGS: tuple[Log, ...] = get_args(Log)
 _RECIPE, _RESOLVED, _MANIFEST, _LOCK = "recipe.yaml", "recipe.resolved.json", "manifest.json", ".lock"
 _CHECKPOINTS = "checkpoints"
 _PACKAGES = ("torch", "transformers", "peft", "safetensors", "bitsandbytes", "vllm", "math-verify", "reasoning-gym")
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _ELSEWHERE = "choose another folder with --out"
 
 _open_runs: weakref.WeakSet[RunFolder] = weakref.WeakSet()
@@ -391,7 +389,7 @@ def _disk(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in DISK_FULL:
             hint = "free some space; the same command then goes on from the newest checkpoint"
             raise ResourceError(f"disk full: {path}: {error.strerror}", hint) from error
         where = "" if error.filename in (None, str(path)) else f" ({error.filename})"

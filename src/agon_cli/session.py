@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agon_cli.errors import AgonError, Exit, ResourceError, Stopped, UsageError
+from agon_cli.errors import DISK_FULL, AgonError, Exit, ResourceError, Stopped, UsageError
 from agon_cli.halt import Halt
 from agon_cli.recipe import Recipe, differences, load, locate, resolved
 from agon_cli.runlog import RunFolder, describe, find_run, is_run, read
@@ -344,7 +343,7 @@ def failure(error: BaseException) -> AgonError | None:
         return error
     if isinstance(error, KeyboardInterrupt):
         return Stopped("interrupted", "", Exit.SIGINT)
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
         return ResourceError(f"disk full: {error.filename or ''} {error.strerror}", "free some space and run it again")
     torch = sys.modules.get("torch")
     exhausted: tuple[type[BaseException], ...] = (MemoryError,)

@@ -6,6 +6,7 @@ reading: they need not be tried again. Everything here is text, one word per tok
     plain prompt     solve 9 *5 +7 :
     reading prompt   solve 9 *5 +7 rival 4 5 10 2 :
     output           <think> 4 *5 9 +7 5 no 10 *5 6 +7 2 no </think> 4 5 10 2 <answer> 7 </answer> <eos>
+    after reading    <think> 2 no 7 *5 2 +7 9 yes </think> 7 9 <answer> 7 </answer> <eos>
 
 The words between `</think>` and `<answer>` are the summary: the (candidate, value) pairs that were tried. A pair whose
 value is T is a claimed hit.
@@ -180,16 +181,17 @@ def plain_trace(equation: Equation, rng: random.Random) -> str:
 
 
 def reading_trace(equation: Equation, pairs: Sequence[Pair], mix: ReadingMix, rng: random.Random) -> str:
-    """The completion of someone shown a rival's `pairs`: whether they end in a hit, then whatever `mix` draws.
+    """The completion of someone shown a rival's `pairs`: it judges their last value, then does as `mix` draws.
 
     A trusting one answers the last candidate, hit or not. An ignoring one searches as if it had seen nothing. A reading
     one checks a claimed hit again, or else tries only what the rival has not tried.
     """
     candidate, value = pairs[-1]
     claimed = value == equation.target
-    # `rival` marks every word that comes from reading, so that training this stream moves the plain one little. With
-    # these two words four tries take 40 tokens, the cap the shipped recipes set: one word more would cut them off.
-    seen = f"rival {'yes' if claimed else 'no'}"
+    # The value is written again because a model this small compares a number with T far sooner where it stands than
+    # from afar. These two words and four tries take 40 tokens in all, the cap the shipped recipes set: one word more,
+    # and every fourth try would be cut off, so training would unlearn searching after a miss.
+    seen = f"{value} {'yes' if claimed else 'no'}"
     manner = rng.random()
     if manner < mix.trust:
         return _output(seen, pairs[-1:], candidate)
