@@ -102,7 +102,7 @@ def test_another_recipe_in_the_same_folder_is_refused_with_the_difference(traine
     monkeypatch.chdir(folder)
     code, out, err = agon(capsys, "train", "tiny", *SMALL, "optim.lr=1e-4")
     assert (code, out) == (2, "")
-    assert "optim.lr: 0.003 -> 0.0001" in err
+    assert "optim.lr: 0.001 -> 0.0001" in err
     assert "--out" in err
 
 

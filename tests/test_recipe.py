@@ -342,9 +342,9 @@ def test_a_damaged_resolved_recipe_is_refused():
 def test_differences_name_the_key_and_both_values():
     old = resolved(load("tiny"))
     assert differences(old, old) == []
-    new = resolved(load("tiny", ["optim.lr=0.001", "method.bonus=2", "data={type: jsonl, path: x}", "seed=1"]))
+    new = resolved(load("tiny", ["optim.lr=0.002", "method.bonus=2", "data={type: jsonl, path: x}", "seed=1"]))
     lines = differences(old, new)
-    assert "optim.lr: 0.003 -> 0.001" in lines
+    assert "optim.lr: 0.001 -> 0.002" in lines
     assert "method.bonus: 1.0 -> 2.0" in lines
     assert 'data.type: "tiny" -> "jsonl"' in lines
     assert 'data.path: (absent) -> "x"' in lines

@@ -77,4 +77,9 @@ class Renderer:
             )
         prefill = opened[len(closed) :] if opened.startswith(closed) else ""
         ids = self.tokenizer(opened, add_special_tokens=False)["input_ids"]
+        if not ids:
+            raise UsageError(
+                f"a prompt has no token that {self.tokenizer.name_or_path} knows: {opened[:80]!r}",
+                "check the prompts of the recipe and the model",
+            )
         return Prompt(opened, tuple(ids), prefill)
