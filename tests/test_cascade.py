@@ -215,6 +215,13 @@ def test_stdin_is_a_problem_or_a_batch(here, monkeypatch, capsys):
         read_problems("-", None, None)
 
 
+@pytest.mark.parametrize(("text", "file"), [("-", None), (None, "-")])
+def test_a_closed_stdin_is_said_so(monkeypatch, text, file):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UsageError, match="stdin is closed"):
+        read_problems(text, file, None)
+
+
 def edited(source, target, **changes):
     """A copy of an adapter folder whose config has changed; a value of None removes the key."""
     shutil.copytree(source, target)

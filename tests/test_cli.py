@@ -294,6 +294,51 @@ def test_a_model_without_chat_template_is_refused(here, capsys):
     assert "chat template" in err
 
 
+def copy_of_base(folder):
+    """The shipped base in a folder of its own, to be spoilt."""
+    folder.mkdir()
+    for file in (SOURCE / "agon_cli/tiny/base").iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [("model.safetensors", b""), ("model.safetensors", b"\xff" * 1000), ("config.json", b"[]"),
+     ("tokenizer.json", b"{")],
+    ids=["no weights", "garbled weights", "odd config", "torn tokenizer"],
+)  # fmt: skip
+def test_a_broken_model_folder_is_unreachable_not_a_bug(here, capsys, file, content):
+    (copy_of_base(here / "base") / file).write_bytes(content)
+    code, _, err = agon(capsys, "train", "tiny", *SMALL, "model.id=./base")
+    assert code == 4
+    assert "error: cannot load the model './base': " in err
+    assert "Traceback" not in err
+
+
+def test_a_broken_gguf_file_is_unreachable_not_a_bug(here, capsys, monkeypatch):
+    pytest.importorskip("gguf")
+    monkeypatch.setenv("AGON_CACHE", str(here / "cache"))
+    (here / "base.gguf").write_bytes(b"GGUFxxxx")
+    code, _, err = agon(capsys, "train", "tiny", *SMALL, "model.id=./base.gguf")
+    assert code == 4
+    assert "Traceback" not in err
+
+
+def test_code_that_comes_with_a_model_is_never_run_whatever_stdin_says(here):
+    base = copy_of_base(here / "base")
+    config = json.loads((base / "config.json").read_text())
+    config |= {"model_type": "unheard-of", "auto_map": {"AutoConfig": "x.C", "AutoModelForCausalLM": "x.M"}}
+    (base / "config.json").write_text(json.dumps(config))
+    (base / "x.py").write_text("open('ran', 'w')\nclass C: pass\nclass M: pass\n")
+    done = subprocess.run(
+        [*AGON, "train", "tiny", *SMALL, "model.id=./base"], cwd=here, env=ENVIRONMENT, input="y\n" * 9,
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 4, done.stderr
+    assert not (here / "ran").exists()
+
+
 def test_a_read_only_folder_is_refused(here, capsys):
     (here / "runs").mkdir()
     (here / "runs" / "tiny").write_text("a file in the way")

@@ -203,7 +203,7 @@ def test_a_role_whose_length_halves_is_flagged_once():
 def test_roles_of_one_player_are_watched_apart():
     rows = []
     for step in range(60):
-        role, length = (("draft", 100.0) if step % 2 else ("challenge", 30.0))
+        role, length = ("draft", 100.0) if step % 2 else ("challenge", 30.0)
         rows.append(row_of("A", role, length))
     assert watched(rows) == []
 

@@ -168,3 +168,11 @@ def test_prompts_have_a_hash_of_their_token_ids():
     board = renderer()
     first, again, other = (board.plain(task(text)) for text in ("a", "a", "b"))
     assert first.hash == again.hash != other.hash
+
+
+@pytest.mark.parametrize("template", ["{% for x in %}", "{{ raise_exception('System role not supported') }}"])
+def test_a_template_that_fails_is_the_models_fault_and_said_so(template):
+    prompts = WORDS.model_copy(update={"system": "Be brief."})
+    with pytest.raises(UsageError, match=r"chat template of .* fails") as caught:
+        renderer(prompts, tok=byte_tokenizer(template)).plain(task("x"))
+    assert "prompts.system" in caught.value.hint

@@ -131,9 +131,7 @@ def test_with_a_kl_weight_a_step_without_advantage_still_pulls_to_the_base(folde
     policy = Policy(recipe)
     optimiser = make_optimiser(policy.parameters("B"), recipe.optim)
     rows = group(rollout((9, 10, 30, 31), 0.0), rollout((11, 12, 40, 41), 0.0))
-    divergence = [
-        update(policy, "B", [rows], optimiser, recipe.optim, 0.7, 3e-3).kl for _ in range(25)
-    ]
+    divergence = [update(policy, "B", [rows], optimiser, recipe.optim, 0.7, 3e-3).kl for _ in range(25)]
     assert divergence[0] > 1e-3
     assert divergence[-1] < 0.5 * divergence[0]
 

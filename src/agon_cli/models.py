@@ -7,6 +7,8 @@ import importlib.util
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agon_cli.errors import MachineError, UnreachableError, UsageError
+from agon_cli.errors import DISK_FULL, MachineError, UnreachableError, UsageError
 from agon_cli.recipe.schema import Model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -82,11 +84,14 @@ def _converted(gguf: Path) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".building-"))
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
-        )
+        with _reading(str(gguf)):
+            place: dict[str, Any] = {"gguf_file": gguf.name, "trust_remote_code": False}
+            model = AutoModelForCausalLM.from_pretrained(
+                gguf.parent, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True), **place
+            )
+            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **place)
         model.save_pretrained(building)
-        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(building)
+        tokenizer.save_pretrained(building)
         building.rename(folder)
     except OSError:
         if not (folder / "config.json").exists():
@@ -110,18 +115,16 @@ def load(model: Model) -> tuple[Any, Any]:
     Raises UnreachableError when it cannot be read, MachineError when 4-bit loading lacks its package.
     """
     place = locate(model.id)
-    options: dict[str, Any] = {"dtype": DTYPES[model.dtype], "attn_implementation": "sdpa", "revision": place.revision}
+    options: dict[str, Any] = {"dtype": DTYPES[model.dtype], "attn_implementation": "sdpa"}
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if model.quantization == "nf4":
         options["quantization_config"] = _four_bits(DTYPES[model.dtype])
         options["device_map"] = {"": device}
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(place.source, revision=place.revision)
-        base = AutoModelForCausalLM.from_pretrained(place.source, **options)
-    except (OSError, ValueError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        hint = "check model.id, the network and HF_HUB_OFFLINE; a private model needs `hf auth login`"
-        raise UnreachableError(f"cannot load the model {model.id!r}: {first}", hint) from error
+    # Said outright: left open, transformers asks on the terminal, or reads from a pipe, whether to run a model's code.
+    common = {"revision": place.revision, "trust_remote_code": False}
+    with _reading(model.id):
+        tokenizer = AutoTokenizer.from_pretrained(place.source, **common)
+        base = AutoModelForCausalLM.from_pretrained(place.source, **common, **options)
     if model.quantization == "none":
         base.to(device)
     base.requires_grad_(False)
@@ -129,6 +132,20 @@ def load(model: Model) -> tuple[Any, Any]:
     if model.quantization == "nf4":
         _keep_differentiable(base)
     return base, tokenizer
+
+
+@contextmanager
+def _reading(model_id: str) -> Iterator[None]:
+    """Turn whatever a missing, broken or hostile model makes the libraries raise into an error that says what to do."""
+    try:
+        yield
+    except Exception as error:
+        exhausted = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+        if exhausted or (isinstance(error, OSError) and error.errno in DISK_FULL):
+            raise
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        hint = "check model.id and its files, the network and HF_HUB_OFFLINE; a private model needs `hf auth login`"
+        raise UnreachableError(f"cannot load the model {model_id!r}: {first}", hint) from error
 
 
 def _four_bits(compute: torch.dtype) -> Any:

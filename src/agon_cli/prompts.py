@@ -64,12 +64,19 @@ class Renderer:
         turns = [{"role": "user", "content": filled}]
         if self.prompts.system:
             turns.insert(0, {"role": "system", "content": self.prompts.system})
-        closed, opened = (
-            self.tokenizer.apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=generate, **self.prompts.template_args
+        try:
+            closed, opened = (
+                self.tokenizer.apply_chat_template(
+                    turns, tokenize=False, add_generation_prompt=generate, **self.prompts.template_args
+                )
+                for generate in (False, True)
             )
-            for generate in (False, True)
-        )
+        except Exception as error:  # a template is a program that came with the model
+            system = "prompts.system, which some templates refuse, " if self.prompts.system else ""
+            raise UsageError(
+                f"the chat template of {self.tokenizer.name_or_path} fails: {type(error).__name__}: {error}",
+                f"check {system}prompts.template_args and the model's chat template",
+            ) from error
         if filled.strip() not in opened:
             raise UsageError(
                 f"the chat template of {self.tokenizer.name_or_path} leaves out the user's turn",

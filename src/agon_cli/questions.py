@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import BinaryIO
 
 from agon_cli.errors import UsageError
 from agon_cli.types import Problem
@@ -29,10 +30,16 @@ def read_problems(text: str | None, file: str | None, gold: str | None) -> list[
         if gold is not None:
             raise UsageError("--gold belongs to one problem", "write `gold` into the lines of the file")
         return _file(file)
-    question = _decoded(sys.stdin.buffer.read()) if text == "-" else text or ""
+    question = _decoded(_stdin().read()) if text == "-" else text or ""
     if not question.strip():
         raise UsageError("the problem is empty", 'write agon cascade "problem"')
     return [one_problem(question.strip(), gold)]
+
+
+def _stdin() -> BinaryIO:
+    if sys.stdin is None:  # closed by whoever started the command
+        raise UsageError("stdin is closed", 'give the problem as an argument: agon cascade "problem"')
+    return sys.stdin.buffer
 
 
 def _decoded(data: bytes) -> str:
@@ -44,7 +51,7 @@ def _decoded(data: bytes) -> str:
 
 def _file(file: str) -> list[Problem]:
     if file == "-":
-        return batch_problems(sys.stdin.buffer, "stdin")
+        return batch_problems(_stdin(), "stdin")
     try:
         with Path(file).expanduser().open("rb") as lines:
             return batch_problems(lines, file)
