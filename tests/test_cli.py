@@ -72,7 +72,7 @@ def test_results_go_to_stdout_and_talk_to_stderr_without_control_codes(trained):
     assert "before (step 0) and after step 4" in done.stdout
     for arm in ("A alone", "B alone", "A>B cascade", "B>A cascade"):
         assert arm in done.stdout
-    assert done.stdout.count("<- chosen on dev") == 1
+    assert done.stdout.count("direction chosen on dev") == 1
     assert "agon cascade --run runs/tiny" in done.stdout
     assert "sampling: temperature 1, top_p 1, top_k off, max_tokens 24" in done.stderr
     assert "step 4/4" in done.stderr

@@ -53,8 +53,8 @@ def policy_gradient_loss(batch: PolicyBatch, kl: float = 0.0) -> tuple[Tensor, d
 
     D_t = exp(q - p) - (q - p) - 1 estimates KL(pi || base) without bias and is never negative (p the policy's, q the
     base's log-probability). Its own gradient is not that of the divergence it estimates, because the tokens are drawn
-    from the policy; times the ratio it is, and comes to p - q per token. One update per batch of rollouts makes clipping
-    void, so there is none. Returns the loss and sums (`kl`: nats, weighted like the loss).
+    from the policy; times the ratio it is, and comes to p - q per token. One update per batch of rollouts makes
+    clipping void, so there is none. Returns the loss and sums (`kl`: nats, weighted like the loss).
     """
     ratio_M = torch.exp(batch.logprobs_M - batch.logprobs_M.detach())
     loss = -(batch.weight_M * batch.advantages_M * ratio_M).sum()

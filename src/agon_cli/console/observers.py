@@ -26,6 +26,8 @@ _RECENT = 20
 """Steps whose durations the estimate of the time left rests on."""
 _STAGES = ("problem", "draft", "summary", "challenge")
 _COLUMNS = ("reward", "accuracy", "change", "length", "truncated", "zero-signal", "fix", "break", "copy")
+_SHORT = {"accuracy": "acc.", "truncated": "cut", "zero-signal": "no sig."}
+"""So that a table fits into 80 columns."""
 
 
 def observer(as_json: bool, quiet: bool) -> Observer:
@@ -220,9 +222,9 @@ class Screen(Lines):
     def interval(self, found: list[Line], title: str, note: str) -> None:
         """Print an interval as a table."""
         table = Table(title=f"{title}  ({note})", title_justify="left", box=None, pad_edge=False, title_style="bold")
-        table.add_column("")
+        table.add_column("", no_wrap=True)
         for name in _COLUMNS:
-            table.add_column(name, justify="right")
+            table.add_column(_SHORT.get(name, name), justify="right", no_wrap=True)
         for line in found:
             table.add_row(line.name, *_cells(line), style="bold" if line.name == "cascade" else "")
         self.console.print(table)

@@ -54,16 +54,16 @@ def show_training(result: Row, seed: int, more: Sequence[str]) -> None:
     table = _table(f"test pass@1, {'before (step 0) and after' if trained else 'untrained, at'} step {last}")
     for name in ["", *(["before [95%]"] if trained else []), "after [95%]" if trained else "pass@1 [95%]"]:
         table.add_column(name, justify="right" if name else "left")
-    for name in [*(["change"] if trained else []), "tokens: draft + prefill + final", ""]:
+    for name in [*(["change"] if trained else []), "tokens"]:
         table.add_column(name, justify="right" if name else "left")
     for arm in result["arms"]:
         before, after = arm["before"], arm["after"]
         change = None if before is None else _difference(after["accuracy"], before["accuracy"])
         moved = [_estimate(before), _estimate(after), points(change, 1)] if trained else [_estimate(after)]
         picked = arm["arm"] == result["chosen"]
-        mark = "<- chosen on dev" if picked and len(result["arms"]) > 2 else ""
-        table.add_row(_called(arm), *moved, _tokens(after), mark, style="bold" if picked else "")
+        table.add_row(_called(arm), *moved, _tokens(after), style="bold" if picked else "")
     _print(console, table)
+    _notes(console, result, len(result["arms"]) > 2)
     for arm in result["arms"]:
         if arm["arm"] == result["chosen"]:
             _exchange(console, arm["after"])
@@ -82,16 +82,17 @@ def show_evaluation(result: Row) -> None:
     console = screen()
     _say(console, f"{result['what']}, {result['split']} split, {result['samples']} completion(s) per problem and stage")
     table = _table(f"{result['split']} pass@1")
-    for name in ("", "pass@1 [95%]", "problems", "truncated", "format", "tokens: draft + prefill + final", ""):
+    for name in ("", "pass@1 [95%]", "problems", "truncated", "format", "tokens"):
         table.add_column(name, justify="right" if name else "left")
     several = sum(arm["mode"] == "cascade" for arm in result["arms"]) > 1
     for arm in result["arms"]:
         picked = arm["arm"] == result["chosen"]
         table.add_row(
             _called(arm), _estimate(arm), str(arm["problems"]), percent(arm["truncated"]), percent(arm["format"]),
-            _tokens(arm), "<- chosen on dev" if picked and several else "", style="bold" if picked else "",
+            _tokens(arm), style="bold" if picked else "",
         )  # fmt: skip
     _print(console, table)
+    _notes(console, result, several)
     cascades = [arm for arm in result["arms"] if arm["mode"] == "cascade"]
     for arm in cascades:
         if arm["arm"] == (result["chosen"] or cascades[0]["arm"]):
@@ -101,6 +102,13 @@ def show_evaluation(result: Row) -> None:
         pairs = [arm for arm in result["dev_arms"] if arm["mode"] == "cascade"]
         shown = ", ".join(f"{arm['arm']} {percent(arm['accuracy'], 1)}" for arm in pairs)
         _say(console, f"The direction was chosen on {count} dev problems ({shown}), evaluated now for this alone.")
+
+
+def _notes(console: Console, result: Row, several: bool) -> None:
+    """Print what a table's columns leave unsaid, and which of several directions is the one to use."""
+    _say(console, "tokens: draft + prefill of the last stage + last stage, means")
+    if several and result["chosen"] is not None:
+        _say(console, f"{result['chosen']}: the direction chosen on dev", "bold")
 
 
 def show_exchange(record: Row) -> None:
