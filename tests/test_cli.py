@@ -434,6 +434,32 @@ def test_a_reader_that_goes_away_is_no_error(here, monkeypatch):
         assert cli.main(["train", "tiny", "--dry-run", "--json"]) == 0
 
 
+def test_results_for_a_reader_that_has_gone_are_no_error_either(here, monkeypatch):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert cli.main(["train", "tiny", "--dry-run"]) == 0
+
+
+def test_training_goes_on_when_nobody_listens_to_stderr_any_more(here):
+    training = subprocess.Popen([*AGON, "train", "tiny", *SMALL], env=ENVIRONMENT, stderr=subprocess.PIPE)
+    training.stderr.close()
+    assert training.wait(timeout=120) == 0
+    assert (here / "runs/tiny/checkpoints/step-000004/COMPLETE").exists()
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code"), [(">&-", 0), ("2>&-", 0), ("<&- >&- 2>&-", 0), (">/dev/full", 5), ("2>/dev/full", 0)]
+)
+def test_streams_that_are_closed_or_full_do_not_look_like_a_bug(here, redirection, code):
+    command = f"{shlex.join([*AGON, 'train', 'tiny', '--dry-run', '--json'])} {redirection}"
+    done = subprocess.run(["sh", "-c", command], env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
 # --- eval -----------------------------------------------------------------------------------------------------------
 
 

@@ -9,9 +9,10 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from contextlib import redirect_stderr, suppress
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 from typer.main import get_command
@@ -211,10 +212,18 @@ def _talk(*lines: str) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; returns its exit code."""
     _hush_libraries()
+    _open_streams()
+    with redirect_stderr(_Heedless(sys.stderr)):
+        code = _run(list(sys.argv[1:] if argv is None else argv) or ["--help"])
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
-    words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+        try:
+            stream.flush()
+        except OSError:  # what is still buffered must not fail again at interpreter exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return code
+
+
+def _run(words: list[str]) -> int:
     try:
         command = get_command(app)
         with command.make_context("agon", words.copy()) as context:
@@ -223,13 +232,45 @@ def main(argv: Sequence[str] | None = None) -> int:
     except typer.Exit as stop:
         return stop.exit_code
     except BrokenPipeError:
-        # The reader has what it wanted. Whatever is still buffered must not fail again at interpreter exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.DONE  # the reader has what it wanted
     except typer.TyperException as error:
         return _fail(UsageError(error.format_message(), _see_help(words)), words)
     except (Exception, KeyboardInterrupt) as error:
         return _fail(error, words)
     return Exit.DONE
+
+
+class _Heedless:
+    """stderr. When its reader goes away or its disk is full, the work goes on, unheard."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _open_streams() -> None:
+    """Streams that take any text. Those that were closed lead nowhere: a run's file must not get their number."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (for the whole process)
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _hush_libraries() -> None:
@@ -261,8 +302,9 @@ def _fail(error: BaseException, words: Sequence[str]) -> int:
     if known.hint:
         _talk(f"hint: {known.hint}")
     if "--json" in words:
-        _print_json("error", {"message": known.message, "hint": known.hint, "code": int(known.code)})
-        sys.stdout.flush()
+        with suppress(OSError):
+            _print_json("error", {"message": known.message, "hint": known.hint, "code": int(known.code)})
+            sys.stdout.flush()
     return int(known.code)
 
 

@@ -69,7 +69,7 @@ class Observer:
 
 
 class Events(Observer):
-    """One JSON object a line on stdout. When the reader goes away the work goes on, unheard."""
+    """One JSON object a line on stdout. When it can take no more the work goes on, unheard."""
 
     def __init__(self) -> None:
         self._heard = True
@@ -81,7 +81,7 @@ class Events(Observer):
         try:
             sys.stdout.write(as_line(kind, payload) + "\n")
             sys.stdout.flush()
-        except BrokenPipeError:
+        except OSError:
             self._heard = False
 
 

@@ -26,10 +26,16 @@ _OUTCOMES = {
 }
 
 
+class _Screen(Console):
+    def on_broken_pipe(self) -> None:
+        """Let the command end as it would with any reader that has gone; rich would end the process with 1."""
+        raise BrokenPipeError
+
+
 def screen() -> Console:
     """stdout; colours and the terminal's width only where it is one."""
     terminal = sys.stdout.isatty()
-    return Console(force_terminal=terminal, highlight=False, width=None if terminal else _PIPE_WIDTH)
+    return _Screen(force_terminal=terminal, highlight=False, width=None if terminal else _PIPE_WIDTH)
 
 
 def show_plan(plan: Row) -> None:
