@@ -24,7 +24,7 @@ def test_reward_rises_in_thirty_steps_and_not_without_updates(tmp_path, monkeypa
     assert main(["train", "tiny", *SHORT, "--out", "learns"]) == 0
     rewards = challenge_rewards("learns")
     first, last = sum(rewards[:8]) / 8, sum(rewards[-8:]) / 8
-    assert last - first > 0.15  # about 1.0 to 1.3; between windows of a run that does not learn, 0.03
+    assert last - first > 0.15  # measured: 0.99 to 1.30, and 0.92 to 0.93 without learning
     assert main(["train", "tiny", *SHORT, "optim.lr=1e-12", "--out", "still"]) == 0
     rewards = challenge_rewards("still")
     assert abs(sum(rewards[-8:]) - sum(rewards[:8])) / 8 < 0.15
