@@ -15,6 +15,7 @@ import agon_cli
 from agon_cli import cli, session
 from agon_cli.errors import Exit
 from agon_cli.halt import Halt
+from agon_cli.types import Verdict
 
 SOURCE = Path(agon_cli.__file__).parents[1]
 SMALL = ["steps=4", "rollout.problems=4", "eval.every=0", "split.dev=16", "split.test=16", "rollout.max_tokens=24"]
@@ -122,6 +123,44 @@ def test_json_is_lines_on_stdout_and_goes_on_with_a_run_cut_short(here, trained,
     assert [arm["arm"] for arm in done["arms"]] == ["A", "B", "A>B", "B>A"]
     assert done["chosen"] in ("A>B", "B>A")
     assert tensors(here / "runs/tiny") == tensors(whole) != {}
+
+
+def test_a_limit_below_the_step_of_a_run_tells_the_step_it_is_at(here, capsys):
+    agon(capsys, "train", "tiny", *SMALL, "--max-steps", "2")
+    code, _, err = agon(capsys, "train", "tiny", *SMALL, "--max-steps", "1")
+    assert code == 0
+    assert "stopped at step 2 of 4" in err
+
+
+def test_a_start_says_how_many_problems_there_are_and_which_rows_were_left_out(here, capsys):
+    lines = ['{"question": "9 *5 +7", "answer": "7"}', '{"question": "9 *5 +7", "answer": "7"}']
+    lines += [f'{{"question": "{target} *2 +0", "answer": "{target}"}}' for target in range(11)]
+    (here / "data.jsonl").write_text("\n".join(lines))
+    words = ["data={type: jsonl, path: data.jsonl}", "split={dev: 3, test: 3}", "steps=1"]
+    code, _, err = agon(capsys, "train", "tiny", *SMALL[1:3], *words, "rollout.max_tokens=8")
+    assert code == 0
+    assert "problems 6 train, 3 dev, 3 test; rows: 13; duplicates: 1" in err
+
+
+def test_a_prompt_and_a_completion_that_outgrow_the_models_context_are_refused(here, capsys):
+    code, _, err = agon(capsys, "train", "tiny", *SMALL[:-1], "rollout.max_tokens=300")
+    assert code == 2
+    assert "can take 364 tokens" in err
+    assert "256" in err
+
+
+def test_a_grader_that_fails_too_often_ends_training_and_evaluation_with_7(here, trained, monkeypatch, capsys):
+    def grade(_, items):
+        same = ((problem.gold == answer, answer) for problem, answer in items)  # so that golds pass
+        return [Verdict("correct" if right else "grader_error", answer) for right, answer in same]
+
+    monkeypatch.setattr("agon_cli.verifiers.exact.ExactVerifier.grade", grade)
+    code, _, err = agon(capsys, "train", "tiny", *SMALL)
+    assert code == 7
+    assert "the grader itself failed on" in err
+    assert rows(here / "runs/tiny/evals.jsonl"), "what it failed on can be looked at"
+    code, out, _ = agon(capsys, "eval", str(trained[0] / "runs/tiny"))
+    assert (code, out) == (7, "")
 
 
 def test_quiet_prints_results_only(trained, monkeypatch, capsys):
@@ -513,6 +552,14 @@ def test_eval_of_a_model_needs_problems_from_somewhere(here, capsys):
     code, out, _ = agon(capsys, "eval", base, "--recipe", "tiny", "--limit", "3", "-q", "split.dev=8", "split.test=8")
     assert code == 0
     assert "model>model cascade" in out
+
+
+@pytest.mark.parametrize("source", ["runs/tiny", "tiny"])
+def test_eval_never_ignores_a_recipe_that_was_named(trained, monkeypatch, capsys, source):
+    monkeypatch.chdir(trained[0])
+    code, out, err = agon(capsys, "eval", source, "--recipe", "qwen35")
+    assert (code, out) == (2, "")
+    assert "--recipe would do nothing" in err
 
 
 def test_eval_of_nothing_known_is_a_usage_error(here, capsys):

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import torch
 from scipy.stats import chisquare
+from transformers import AutoModelForCausalLM, Qwen3Config, SmolLM3Config
+from transformers.models.gemma4.configuration_gemma4 import Gemma4TextConfig
+from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
 from agon_cli.engines.hf import HFEngine
 from agon_cli.policy import Policy
@@ -248,3 +251,40 @@ def test_a_base_with_dropout_samples_and_trains_without_it(tmp_path):
     trainer = policy.logprobs("B", rows, SAMPLING.temperature).detach()
     assert torch.equal(trainer, policy.logprobs("B", rows, SAMPLING.temperature).detach())
     assert (trainer - torch.tensor([v for c in flat(found) for v in c.logprobs])).abs().max() < 1e-4
+
+
+COMMON: dict[str, Any] = {
+    "vocab_size": len(TOK), "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.3,
+    "bos_token_id": None, "eos_token_id": EOS, "pad_token_id": TOK.pad_token_id,
+}  # fmt: skip
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "Qwen3": lambda: Qwen3Config(**COMMON, head_dim=16),
+    "SmolLM3": lambda: SmolLM3Config(**COMMON),
+    "Qwen3.5, linear attention": lambda: Qwen3_5TextConfig(
+        **COMMON, head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8,
+        linear_value_head_dim=8,
+    ),
+    "Gemma 4, shared and sliding caches, soft cap": lambda: Gemma4TextConfig(
+        **COMMON | {"num_hidden_layers": 6}, head_dim=16, global_head_dim=16, hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=len(TOK), num_kv_shared_layers=2, sliding_window=6,
+        layer_types=["sliding_attention", "full_attention"] * 3, final_logit_softcapping=30.0,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_that_a_recipe_names_is_sampled_as_it_is_trained(tmp_path, family):
+    """Caches differ by family: rows are repeated, padded and dropped in each kind of them."""
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(FAMILIES[family]()).save_pretrained(tmp_path)
+    TOK.save_pretrained(tmp_path)
+    policy = Policy(make_recipe(tmp_path, players={"A": {}, "B": {"noise": 0.2}}))
+    found = HFEngine(policy, 4096).sample(PROMPTS, "B", SAMPLING, SEEDS)
+    rows = [(PROMPTS[p].ids, c.ids) for p, row in enumerate(found) for c in row]
+    assert len({len(ids) for _, ids in rows}) > 1, "some rows end before others"
+    trainer = policy.logprobs("B", rows, SAMPLING.temperature)
+    assert (trainer - torch.tensor([v for c in flat(found) for v in c.logprobs])).abs().max() < 1e-4
+    trainer.sum().backward()
+    reached = [p for p in policy.parameters("B").values() if p.grad is not None and p.grad.abs().max() > 0]
+    assert len(reached) >= 0.8 * len(policy.parameters("B"))

@@ -146,6 +146,16 @@ def test_micro_batches_padding_and_order_change_no_gradient(policy, folder, deno
         assert furthest(gradients(policy, shuffled, recipe.optim), want) < 1e-6
 
 
+def test_a_float16_base_keeps_the_small_gradients_of_a_large_step(folder):
+    """One over two million tokens is below what float16 can hold."""
+    rows = [*mixture(12, seed=5), rollout((9,) * 2_000_000, (4,), 0.0)]
+    found = {}
+    for dtype in ("float32", "float16"):
+        recipe = make_recipe(folder, model={"dtype": dtype})
+        found[dtype] = torch.cat([g.flatten() for g in gradients(Policy(recipe), rows, recipe.optim).values()])
+    assert torch.cosine_similarity(found["float32"], found["float16"], dim=0) > 0.99
+
+
 def test_rows_split_over_groups_share_one_denominator(policy, folder):
     recipe = make_recipe(folder)
     rows = mixture(8, seed=5)

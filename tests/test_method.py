@@ -423,6 +423,18 @@ def test_a_shuffled_evaluation_of_one_problem_shows_the_plain_prompt(folder):
     assert shown(finals[0]) == [None]
 
 
+def test_what_a_challenge_read_is_the_summary_as_it_was_cut(folder):
+    recipe = make_recipe(folder, summary={"max_tokens": 1})
+    board, engine = arena(recipe, Policy(recipe))
+    engine.begin(script_of(0, 4), ["draft", "challenge"])
+    drafts = draft(board, "A", problems_of(0), 4, "step 0", silent)
+    finals = challenge(board, "B", drafts, "rival", "per_rollout", "step 0", silent)
+    pairs = [pair for d, f in zip(drafts, finals, strict=True) for pair in zip(d.rollouts, f.rollouts, strict=True)]
+    cut = [(a, b) for a, b in pairs if a.summary is not None and len(a.summary.split()) > 1]
+    assert cut
+    assert all(b.read_summary in b.prompt.text and b.read_summary != a.summary for a, b in cut)
+
+
 def scripted_rows(draft_kind: str, challenge_kind: str, folder: Any, method: dict[str, Any]) -> tuple[Group, Group]:
     """One problem whose drafts and challenges are all of one kind, except a truncated last one of each."""
     recipe = make_recipe(folder, method)

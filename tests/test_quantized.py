@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from scripted import make_recipe, write_model
 
 from agon_cli.policy import Policy
+from scripted import make_recipe, write_model
 
 bitsandbytes = pytest.importorskip("bitsandbytes")
 ROWS = [((7, 8, 9), (10, 11, 12, 13)), ((7, 14), (15, 16))]

@@ -108,6 +108,12 @@ WITHHELD = [
     ("x = 7.0 <answer>7</answer>", "x = 7.0", "x = 7.0", f"x = {MASK}"),
     ("**7** and 17 <answer>7</answer>", "**7** and 17", "**7** and 17", f"{MASK} and 17"),
     ("so $7$ <answer>7</answer>", "so $7$", "so $7$", f"so {MASK}"),
+    (
+        "so $x = 7$, \\(y=7\\) <answer>7</answer>",
+        "so $x = 7$, \\(y=7\\)",
+        "so $x = 7$, \\(y=7\\)",
+        f"so {MASK}, {MASK}",
+    ),
     ("so \\boxed{7} <answer>7</answer>", "so \\boxed{7}", f"so {MASK}", f"so {MASK}"),
     ("a \\boxed{5} b \\fbox{\\frac{1}{2}} c", None, f"a {MASK} b {MASK} c", f"a {MASK} b {MASK} c"),
     ("a \\boxed{7 and more", None, f"a {MASK}", f"a {MASK}"),
@@ -136,6 +142,10 @@ def test_leaks_are_spans_equal_to_the_answer():
     assert leaks("so $7.0$ it is", "7", number)
     assert leaks("so x=7.", "7", number)
     assert leaks("**7**", "7", number)
+    assert leaks("so $x = 7$ it is", "7", number)
+    assert leaks("so \\( x = 7 \\) it is", "7", number)
+    assert leaks("plan\n```\nprint(1)\nprint(2)\n```", "print(1)\nprint(2)", number), "a program outside its tag"
+    assert not leaks("so $x + 7 = 9$ it is", "7", number)
     assert not leaks("so 17 it is", "7", number)
     assert not leaks(None, "7", number)
     assert not leaks("so 7", None, number)

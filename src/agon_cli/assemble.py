@@ -38,7 +38,7 @@ class World:
             for name in ("train", "dev", "test")
         }
         return {
-            "base": {name: self.policy.base_hash(name) for name in self.recipe.cast},
+            "base": self.policy.base_hashes(),
             "data": problems,
             "prompts": _digest(self.recipe.prompts.model_dump(mode="json")),
         }
@@ -57,6 +57,7 @@ def assemble(recipe: Recipe) -> World:
 def _assembled(recipe: Recipe, verifier: Verifier) -> World:
     splits = data.load(recipe, verifier)
     policy = Policy(recipe)
+    _check_room(recipe, policy)
     renderers = renderers_of(recipe, policy)
     arena = Arena(recipe, HFEngine(policy, recipe.rollout.batch_tokens), renderers, verifier)
     fitting, dropped = {}, {}
@@ -81,6 +82,18 @@ def renderers_of(recipe: Recipe, policy: Policy) -> dict[str, Renderer]:
     return {
         name: Renderer(seat.tokenizer, recipe.prompts, recipe.summary.max_tokens) for name, seat in policy.seats.items()
     }
+
+
+def _check_room(recipe: Recipe, policy: Policy) -> None:
+    """The longest prompt with the longest completion must lie within every player's context."""
+    needed = recipe.rollout.max_prompt_tokens + recipe.rollout.max_tokens
+    for name, seat in policy.seats.items():
+        limit = seat.context
+        if limit is not None and needed > limit:
+            raise UsageError(
+                f"player {name}: a prompt and a completion can take {needed} tokens, {seat.base_id} reads {limit}",
+                "lower rollout.max_tokens or rollout.max_prompt_tokens",
+            )
 
 
 def _fits(problem: Problem, renderers: dict[str, Renderer], limit: int) -> bool:

@@ -123,8 +123,7 @@ class Cascade:
                 "leave out gold answers, or name a --recipe with another verifier",
             )
         for name, arena in self._arenas.items():
-            config = self._policies[name].seats[name].model.get_base_model().config.get_text_config()
-            limit = getattr(config, "max_position_embeddings", None)
+            limit = self._policies[name].seats[name].context
             if limit is None:
                 continue
             for problem in problems:

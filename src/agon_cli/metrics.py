@@ -6,10 +6,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from agon_cli.errors import GradingError
 from agon_cli.types import Group, Rollout
 
 Equal = Callable[[str, str], bool]
 WINDOW = 10
+GRADER_ERRORS = 0.02
+GRADER_HANDFUL = 5
 
 
 def mean(values: Iterable[float]) -> float | None:
@@ -87,6 +90,15 @@ def grader_errors(groups: Sequence[Group]) -> tuple[int, int]:
     """How many completions the grader itself failed on, and how many there were."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     return sum(r.verdict.masked for r in rollouts), len(rollouts)
+
+
+def check_grading(errors: int, total: int) -> None:
+    """Raises GradingError when more than 2 % of the completions, and more than a handful, were ungradable."""
+    if errors > max(GRADER_HANDFUL, GRADER_ERRORS * total):
+        raise GradingError(
+            f"the grader itself failed on {errors} of {total} completions",
+            "see `verdict` and `extracted` in the run's rollouts.jsonl and evals.jsonl, and check verifier.type",
+        )
 
 
 class Watch:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 from agon_cli.errors import DISK_FULL, MachineError, UnreachableError, UsageError
 from agon_cli.recipe.schema import Model
@@ -137,6 +138,7 @@ def load(model: Model) -> tuple[Any, Any]:
 @contextmanager
 def _reading(model_id: str) -> Iterator[None]:
     """Turn whatever a missing, broken or hostile model makes the libraries raise into an error that says what to do."""
+    disable_progress_bar()  # stderr belongs to whoever called, and may have to stay empty
     try:
         yield
     except Exception as error:

@@ -34,6 +34,14 @@ class Seat:
     base_id: str
 
     @property
+    def context(self) -> int | None:
+        """Most tokens its base was made for; None where the base does not say."""
+        found: int | None = getattr(
+            self.model.get_base_model().config.get_text_config(), "max_position_embeddings", None
+        )
+        return found
+
+    @property
     def device(self) -> torch.device:
         """Where its base's weights are."""
         found: torch.device = next(self.model.parameters()).device
@@ -131,6 +139,12 @@ class Policy:
                 "it was trained on another base, or with other lora.rank or lora.targets",
             )
         set_peft_model_state_dict(seat.model, tensors, adapter_name=seat.adapter)
+
+    def base_hashes(self) -> dict[str, str]:
+        """`base_hash` by player; players that share a base have it read once."""
+        first = {id(seat.model): name for name, seat in reversed(self.seats.items())}
+        known = {key: self.base_hash(name) for key, name in first.items()}
+        return {name: known[id(seat.model)] for name, seat in self.seats.items()}
 
     def base_hash(self, player: str) -> str:
         """Sixteen hex digits over the frozen weights under a player; they must never move."""

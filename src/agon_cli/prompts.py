@@ -35,10 +35,13 @@ class Renderer:
         return self._render(self.prompts.plain, {"problem": problem.question})
 
     def rival(self, problem: Problem, summary: str) -> Prompt:
-        """The prompt of a challenge. A summary longer than its reserved room loses its end."""
-        return self._render(
-            self.prompts.rival, {"problem": problem.question, "summary": self._cut(self._inert(summary))}
-        )
+        """The prompt of a challenge."""
+        return self._render(self.prompts.rival, {"problem": problem.question, "summary": self.shown(summary)})
+
+    def shown(self, summary: str) -> str:
+        """A summary as a challenge reads it: control tokens broken up; longer than its reserved room, it loses its
+        end."""
+        return self._cut(self._inert(summary))
 
     def widest(self, problem: Problem) -> int:
         """Most tokens any prompt of this problem can have: its challenge with a full summary."""

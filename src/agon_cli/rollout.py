@@ -90,8 +90,8 @@ def challenge(
     graded = _graded(arena, player, "challenge", problems, prompts, completions)
     return [
         replace(group, rollouts=tuple(
-            replace(rollout, draft_index=facing[p][i], read_summary=shown[p][i])
-            for i, rollout in enumerate(group.rollouts)
+            replace(rollout, draft_index=facing[p][i], read_summary=None if text is None else renderer.shown(text))
+            for i, (rollout, text) in enumerate(zip(group.rollouts, shown[p], strict=True))
         ))
         for p, group in enumerate(graded)
     ]  # fmt: skip
@@ -139,7 +139,7 @@ def _graded(
     def rollout(prompt: Prompt, completion: Completion, reading: Reading) -> Rollout:
         summary = withhold(reading, fmt, how, verifier.equal)
         phi = int(reading.well_formed and summary is not None)
-        leaked = leaks(summary, reading.answer, verifier.equal)
+        leaked = leaks(summary, verifier.extract(reading), verifier.equal)
         return Rollout(prompt, completion, summary, next(verdicts), phi, leaked=leaked)
 
     return [

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Emit = Callable[..., None]
 Row = dict[str, Any]
+SPLITS = ("train", "dev", "test")
 INTERVAL = 10
 """Steps between two reports of a run that is not evaluated in between."""
 
@@ -97,7 +98,7 @@ def dry_run(planned: Plan, fresh: bool) -> Row:
         there = "discarded" if fresh else "refused" if changes else "goes on"
 
     splits = data.load(planned.recipe)
-    problems = {name: len(getattr(splits, name)) for name in ("train", "dev", "test")}
+    problems = {name: len(getattr(splits, name)) for name in SPLITS}
     return planned.describe() | {"problems": problems, "there": there, "differences": changes}
 
 
@@ -143,7 +144,7 @@ def _play(planned: Plan, run: RunFolder, until: int | None, emit: Emit, halt: Ha
     world = assemble(planned.recipe)
     try:
         run.record_hashes(_flat(world.hashes()))
-        _tell_dropped(world, emit)
+        _tell_problems(world, emit)
         with suppress(UsageError):  # the row a killed run tore is cut when the loop resumes
             emit("history", rows=[row for row in run.read("metrics") if row["step"] < planned.every])
 
@@ -175,7 +176,9 @@ def _flat(hashes: Row, prefix: str = "") -> dict[str, str]:
     return found
 
 
-def _tell_dropped(world: World, emit: Emit) -> None:
+def _tell_problems(world: World, emit: Emit) -> None:
+    """How many problems there are, and what became of the rows that are not among them."""
+    emit("data", problems={name: len(getattr(world.splits, name)) for name in SPLITS}, rows=world.splits.counts)
     for name, count in world.dropped.items():
         if count:
             limit = world.recipe.rollout.max_prompt_tokens
@@ -231,6 +234,10 @@ def entrant(source: str, overrides: Sequence[str], recipe_source: str | None) ->
     """Tell what SOURCE names: a run folder; a recipe, which means its untrained base; a run's name; or a model, which
     takes the problems and prompts of `recipe_source`, else of the run it lies in, else of the newest run."""
     path = Path(source).expanduser()
+    if recipe_source is not None and (is_run(path) or is_run(Path("runs", source)) or _is_recipe(source)):
+        raise UsageError(
+            f"{source} has a recipe of its own, so --recipe would do nothing", "use key.path=value instead"
+        )
     if is_run(path):
         return _of_run(path, overrides)
     failure: AgonError
@@ -312,6 +319,7 @@ def evaluate(who: Entrant, mode: str | None, split: str, limit: int | None, samp
     from agon_cli.assemble import assemble
     from agon_cli.evaluate import arms, choose
     from agon_cli.evaluate import evaluate as rows_of
+    from agon_cli.metrics import check_grading
     from agon_cli.players import take_seat
 
     mode = mode or who.recipe.method.deploy
@@ -320,7 +328,7 @@ def evaluate(who: Entrant, mode: str | None, split: str, limit: int | None, samp
     try:
         for name, found in who.seats.items():
             take_seat(world.policy, name, found)
-        _tell_dropped(world, emit)
+        _tell_problems(world, emit)
         rows: list[Row] = []
         for part in ["dev", "test"] if split == "test" and mode == "cascade" and len(who.recipe.cast) > 1 else [split]:
             problems = getattr(world.splits, part)[:limit]
@@ -328,6 +336,7 @@ def evaluate(who: Entrant, mode: str | None, split: str, limit: int | None, samp
     finally:
         world.arena.verifier.close()
     figures = arms(rows)
+    check_grading(sum(arm["grader_errors"] for arm in figures), len(rows))
     return {
         "what": who.what, "split": split, "step": who.step, "mode": mode, "samples": samples,
         "arms": [arm for arm in figures if arm["split"] == split],

@@ -148,13 +148,21 @@ def _mask_boxes(text: str) -> str:
 
 
 def _masked(span: str, answer: str, equal: Callable[[str, str], bool]) -> str:
-    core = span.strip("$*_`.!?\"'")
-    return MASK if core and equal(core, answer) else span
+    return MASK if _tells(span, answer, equal) else span
+
+
+def _tells(span: str, answer: str, equal: Callable[[str, str], bool]) -> bool:
+    """Whether a span is the answer, or a formula whose right side is."""
+    core = span.removeprefix("\\(").removesuffix("\\)").strip("$*_`.!?\"' ")
+    return any(part and equal(part, answer) for part in {core, core.rpartition("=")[2].strip()})
 
 
 def leaks(summary: str | None, answer: str | None, equal: Callable[[str, str], bool]) -> bool:
-    """Whether the final answer can still be read off a summary: as a span of its own, or as its very text."""
+    """Whether the final answer can still be read off a summary: as a span of its own, or, where it is several words or
+    lines, as its very text."""
     if summary is None or answer is None:
         return False
-    spans = (match.group().strip("$*_`.!?\"'") for match in _CANDIDATES.finditer(summary))
-    return any(span and equal(span, answer) for span in spans)
+    words = answer.split()
+    if len(words) > 1 and " ".join(words) in " ".join(summary.split()):
+        return True
+    return any(_tells(match.group(), answer, equal) for match in _CANDIDATES.finditer(summary))

@@ -62,10 +62,12 @@ def accumulate_gradient(
 ) -> tuple[float, float, float]:
     """Put the gradient of the player's step into its parameters; returns loss, sampler gap (nats per token) and KL.
 
-    Rollouts without advantage add nothing and are not recomputed, unless a KL term needs them.
+    Rollouts without advantage add nothing and are not recomputed, unless a KL term needs them. On its way back the loss
+    is scaled by about its denominator, a power of two: else a float16 base would round most of a large step to zero.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     weights = token_weights(rollouts, optim.denominator)
+    scale = 2.0 ** round(-math.log2(max(weights)))
     wanted = [
         index for index, rollout in enumerate(rollouts)
         if not rollout.verdict.masked and (rollout.advantage != 0.0 or optim.kl > 0.0)
@@ -89,12 +91,15 @@ def accumulate_gradient(
             reference_M,
         )
         loss, sums = policy_gradient_loss(inputs, optim.kl)
-        loss.backward()
+        (loss * scale).backward()
         sampled_M = torch.tensor([value for row in rows for value in row.completion.logprobs], device=logprobs_M.device)
         gap_sum += float((logprobs_M.detach() - sampled_M).abs().sum())
         tokens += len(sampled_M)
         loss_sum += float(loss.detach())
         kl_sum += sums.get("kl", 0.0)
+    for parameter in policy.parameters(player).values():
+        if parameter.grad is not None:
+            parameter.grad /= scale
     return loss_sum, gap_sum / max(1, tokens), kl_sum
 
 

@@ -110,6 +110,10 @@ class Lines(Observer):
         for line in plan_lines(plan):
             self.say(line)
 
+    def on_data(self, problems: dict[str, int], rows: dict[str, int]) -> None:
+        """Say how many problems there are, and which rows were left out and why."""
+        self.say(problems_line(problems) + "".join(f"; {label}: {count}" for label, count in rows.items()))
+
     def on_history(self, rows: list[Row]) -> None:
         """Take the first interval of a run that goes on."""
         self.first = rows
@@ -275,8 +279,13 @@ def plan_lines(plan: Row) -> list[str]:
         sampling_line(sampled),
     ]
     if "problems" in plan:
-        found.append("problems " + ", ".join(f"{count} {name}" for name, count in plan["problems"].items()))
+        found.append(problems_line(plan["problems"]))
     return found
+
+
+def problems_line(problems: dict[str, int]) -> str:
+    """How many problems each split holds."""
+    return "problems " + ", ".join(f"{count} {name}" for name, count in problems.items())
 
 
 def sampling_line(sampled: Row) -> str:

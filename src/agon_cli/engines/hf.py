@@ -65,7 +65,7 @@ def _generate(
     out = decoder(input_ids=ids_PT, attention_mask=mask_PT, position_ids=places_PT, use_cache=True)
     name = "cache" if "cache" in out else "past_key_values"  # the older name up to transformers 5.20
     cache = out[name]
-    cache.batch_select_indices(owner)
+    cache.reorder_cache(owner)  # picks rows in every kind of layer; linear attention has no batch_select_indices
     logits_BV = head(causal, out.last_hidden_state[:, -1])[owner]
     mask_BT = torch.ones(len(owner), mask_PT.shape[1] + sampling.max_tokens, dtype=torch.long, device=device)
     mask_BT[:, : mask_PT.shape[1]] = mask_PT[owner]
@@ -94,7 +94,7 @@ def _generate(
             break
         if count <= 0.8 * len(alive):
             keep = going.nonzero().squeeze(1)
-            cache.batch_select_indices(keep)
+            cache.reorder_cache(keep)
             alive, token_B, place_B, mask_BT = alive[keep], token_B[keep], place_B[keep], mask_BT[keep]
         place_B = place_B + 1
         out = decoder(
