@@ -522,7 +522,7 @@ def test_eval_of_a_run_repeats_the_figures_of_training_and_writes_nothing(traine
 def test_eval_says_how_the_direction_was_chosen(trained, monkeypatch, capsys):
     folder, _ = trained
     monkeypatch.chdir(folder)
-    code, out, err = agon(capsys, "eval", "tiny", "--recipe", "tiny", "--limit", "4", "--mode", "single")
+    code, out, err = agon(capsys, "eval", "tiny", "--limit", "4", "--mode", "single")
     assert code == 0
     assert "untrained base of tiny" in out  # a recipe comes before a run of the same name
     code, out, err = agon(capsys, "eval", "runs/tiny", "--limit", "4", "--samples", "2")

@@ -142,7 +142,7 @@ def _reading(model_id: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        exhausted = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+        exhausted = isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
         if exhausted or (isinstance(error, OSError) and error.errno in DISK_FULL):
             raise
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
