@@ -440,6 +440,7 @@ def test_usage_errors_end_with_2_and_a_hint_and_are_json_too(here, capsys):
     [
         (MemoryError(), 5),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes"), 5),
+        (RuntimeError("unable to mmap 617648 bytes from file <x>: Cannot allocate memory (12)"), 5),
         (OSError(28, "No space left on device", "x"), 5),
         (KeyboardInterrupt(), 130),
         (ValueError("odd\x1b[2J"), 1),
