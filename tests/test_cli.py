@@ -581,3 +581,45 @@ def test_a_command_line_error_of_cascade_loads_no_torch(here):
     done = subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert done.stdout == "2 []\n"
     assert "bad.jsonl:2" in done.stderr
+
+
+def test_a_start_that_failed_on_its_data_does_not_block_the_corrected_one(here, capsys):
+    data = ["data={type: jsonl, path: wrong.jsonl}", "--out", "mine"]
+    assert agon(capsys, "train", "tiny", *SMALL, *data)[0] == 4
+    code, out, _ = agon(capsys, "train", "tiny", *SMALL, "--out", "mine", "--dry-run")
+    assert code == 0
+    assert "refused" not in out
+    code, _, err = agon(capsys, "train", "tiny", *SMALL, "--out", "mine")
+    assert code == 0, err
+    assert len(rows(here / "mine" / "metrics.jsonl")) == 4
+    code, _, err = agon(capsys, "train", "tiny", *SMALL, *data)
+    assert code == 2  # by now there is something to lose
+    assert "different recipe" in err
+
+
+def test_a_start_that_failed_is_not_the_newest_run(trained, monkeypatch, capsys):
+    folder, _ = trained
+    monkeypatch.chdir(folder)
+    assert (
+        agon(capsys, "train", "tiny", *SMALL, "data={type: jsonl, path: wrong.jsonl}", "--out", "runs/failed")[0] == 4
+    )
+    code, _, err = agon(capsys, "cascade", "9 *5 +7", "-q")
+    assert code == 0, err
+
+
+@pytest.mark.parametrize(
+    "size", ["rollout.group_size=99999999999", "rollout.problems=99999999999", "lora.rank=99999999"]
+)
+def test_sizes_no_machine_has_room_for_are_refused_at_once(here, capsys, size):
+    code, _, err = agon(capsys, "train", "tiny", size, "--dry-run")
+    assert code == 2
+    assert size.partition("=")[0] in err
+
+
+def test_a_seat_for_nobody_is_named(trained, monkeypatch, capsys):
+    folder, _ = trained
+    monkeypatch.chdir(folder)
+    code, _, err = agon(capsys, "cascade", "--drafter", "Z", "9 *5 +7")
+    assert code == 2
+    assert "'Z' is no player" in err
+    assert "its players are A, B" in err

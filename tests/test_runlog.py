@@ -31,6 +31,12 @@ def start(path: Path, resolved: dict[str, Any] | None = None, fresh: bool = Fals
     return RunFolder.open(path, RECIPE, RESOLVED if resolved is None else resolved, manifest, fresh)
 
 
+def begin(path: Path) -> None:
+    """A run that has something to lose: one row of its log."""
+    with start(path) as run:
+        run.append("metrics", [{"step": 0}])
+
+
 def contents(path: Path) -> dict[str, bytes]:
     return {str(file): file.read_bytes() for file in path.rglob("*") if file.is_file() and file.name != ".lock"}
 
@@ -98,7 +104,7 @@ def test_the_same_recipe_resumes_and_the_manifest_gains_an_entry(tmp_path: Path)
 
 
 def test_a_changed_recipe_is_refused_with_its_differences_and_nothing_changes(tmp_path: Path) -> None:
-    start(tmp_path / "run").close()
+    begin(tmp_path / "run")
     before = contents(tmp_path / "run")
     with pytest.raises(UsageError) as caught:
         start(tmp_path / "run", changed("lr", 0.001))
@@ -111,7 +117,7 @@ def test_a_changed_recipe_is_refused_with_its_differences_and_nothing_changes(tm
 
 
 def test_changed_data_or_weights_are_refused(tmp_path: Path) -> None:
-    start(tmp_path / "run").close()
+    begin(tmp_path / "run")
     with pytest.raises(UsageError, match="data"):
         start(tmp_path / "run", hashes=HASHES | {"data": "d2"})
     with start(tmp_path / "run", hashes={}) as run:
@@ -345,7 +351,7 @@ def test_a_missing_log_is_a_usage_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["manifest.json", "recipe.resolved.json"])
 @pytest.mark.parametrize("text", ["", "{\n]", "[]", "\xff", "[" * 100_000])
 def test_a_damaged_manifest_or_recipe_is_named_and_fresh_mends_it(tmp_path: Path, name: str, text: str) -> None:
-    start(tmp_path / "run").close()
+    begin(tmp_path / "run")
     (tmp_path / "run" / name).write_text(text, encoding="latin-1")
     with pytest.raises(UsageError, match=name) as caught:
         start(tmp_path / "run")

@@ -216,7 +216,10 @@ def pick_seats(run: Path | None, drafter: str | None, solver: str | None) -> tup
         return drafter, solver
     if run is None:
         raise UsageError("there is no run to take players from", "give both --drafter and --solver, or --run")
-    recipe = recipe_of(run)
+    cast = recipe_of(run).cast
+    for name in (drafter, solver):
+        if name is not None and name not in cast and not Path(name).exists() and "/" not in name:
+            raise UsageError(f"{name!r} is no player of {run}", f"its players are {', '.join(cast)}")
     ranked: list[dict[str, Any]] = [arm for arm in arms(read(run, "evals")) if arm["split"] == "dev"]
     ranked = [arm for arm in ranked if arm["mode"] == "cascade" and arm["step"] == ranked[-1]["step"]]
     ranked.sort(key=lambda arm: -(arm["accuracy"] or 0.0))
@@ -226,7 +229,7 @@ def pick_seats(run: Path | None, drafter: str | None, solver: str | None) -> tup
             return pair.drafter, pair.challenger
     raise UsageError(
         f"{run} has no dev evaluation of a cascade" + (" with that player" if pairs else "") + " to choose from",
-        f"give both --drafter and --solver; its players are {', '.join(recipe.cast)}",
+        f"give both --drafter and --solver (its players are {', '.join(cast)}), or another run with --run",
     )
 
 

@@ -121,7 +121,7 @@ def evaluate(
                                               show_default=False)] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Use the first N problems of each split.",
                                               show_default=False)] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Completions per problem and stage.")] = 1,
+    samples: Annotated[int, typer.Option(min=1, max=4096, help="Completions per problem and stage.")] = 1,
     split: Annotated[SplitName, typer.Option(help="Which held-out problems.")] = SplitName.test,
     recipe: RecipeOption = None,
     as_json: AsJson = False,

@@ -74,7 +74,7 @@ class RunFolder:
             with _disk(path, "cannot be used as a run folder"):
                 if fresh and is_run(path):
                     _wipe(path)
-                run.resumed = is_run(path)
+                run.resumed = has_begun(path)
                 if run.resumed:
                     run._take_up(complete, dict(manifest))
                 else:
@@ -201,6 +201,12 @@ def is_run(path: Path) -> bool:
     return os.path.isfile(path / _MANIFEST) and os.path.isfile(path / _RESOLVED)
 
 
+def has_begun(path: Path) -> bool:
+    """Whether a run has logged or saved anything; one that failed before may start again with another recipe."""
+    logs = (path / f"{name}.jsonl" for name in LOGS)
+    return is_run(path) and (any(path.glob(f"{_CHECKPOINTS}/*")) or any(p.exists() and p.stat().st_size for p in logs))
+
+
 def find_run(path: Path | None = None, runs: Path = Path("runs")) -> Path:
     """The run at `path`, or named so under `runs`; without `path`, the run under `runs` that last made progress.
 
@@ -211,7 +217,7 @@ def find_run(path: Path | None = None, runs: Path = Path("runs")) -> Path:
             if is_run(candidate):
                 return candidate
         raise UsageError(f"{path} is no run", "name a folder that `agon train` wrote" + _known(runs))
-    found = [folder.parent for folder in runs.glob(f"*/{_RESOLVED}") if is_run(folder.parent)]
+    found = [folder.parent for folder in runs.glob(f"*/{_RESOLVED}") if has_begun(folder.parent)]
     if not found:
         raise UsageError(f"there is no run under {runs}/", "train one first: agon train tiny; or name one with --run")
     return max(found, key=lambda run: (_progress(run), run.name))
@@ -219,10 +225,8 @@ def find_run(path: Path | None = None, runs: Path = Path("runs")) -> Path:
 
 def _progress(run: Path) -> int:
     """When a run last got further, in nanoseconds: its newest start, checkpoint or row of metrics."""
-    marks = [run / _MANIFEST, *run.glob(f"{_CHECKPOINTS}/step-*/COMPLETE")]
-    if (log := run / "metrics.jsonl").exists() and log.stat().st_size:
-        marks.append(log)
-    return max(mark.stat().st_mtime_ns for mark in marks)
+    marks = [run / _MANIFEST, run / "metrics.jsonl", *run.glob(f"{_CHECKPOINTS}/step-*/COMPLETE")]
+    return max(mark.stat().st_mtime_ns for mark in marks if mark.exists() and mark.stat().st_size)
 
 
 def _known(runs: Path) -> str:

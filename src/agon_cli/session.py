@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from agon_cli.errors import DISK_FULL, AgonError, Exit, ResourceError, Stopped, UsageError
 from agon_cli.halt import Halt
 from agon_cli.recipe import Recipe, differences, load, locate, resolved
-from agon_cli.runlog import RunFolder, describe, find_run, is_run, read
+from agon_cli.runlog import RunFolder, describe, find_run, has_begun, is_run, read
 
 if TYPE_CHECKING:
     from agon_cli.assemble import World
@@ -93,7 +93,7 @@ def dry_run(planned: Plan, fresh: bool) -> Row:
     from agon_cli.players import recipe_of
 
     there, changes = "none", []
-    if is_run(planned.out):
+    if has_begun(planned.out):
         changes = differences(resolved(recipe_of(planned.out)), resolved(planned.recipe))
         there = "discarded" if fresh else "refused" if changes else "goes on"
 

@@ -51,7 +51,7 @@ def load(recipe: Recipe, grader: Grader | None = None) -> Splits:
             sizes = ", ".join(f"{n}: {len(taken[n])} of {getattr(recipe.split, n) or 'all'}" for n in NAMES)
             raise UsageError(
                 f"the {name} split is empty ({sizes}; {_listed(counts)})",
-                "lower split.test and split.dev, or loosen data.filters",
+                "lower split.dev and split.test (split: {dev: 50, test: 50}), or loosen data.filters",
             )
     found = {label: number for label, number in counts.items() if number}
     return Splits(tuple(taken["train"]), tuple(taken["dev"]), tuple(taken["test"]), found)

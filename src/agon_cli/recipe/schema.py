@@ -94,7 +94,7 @@ class Model(Section):
 class Lora(Section):
     """The shape of every player's adapter."""
 
-    rank: int = Field(16, ge=1)
+    rank: int = Field(16, ge=1, le=1024)
     """Rank of the update."""
     alpha: float = Field(32.0, gt=0)
     """Scale: the update is multiplied by alpha / rank."""
@@ -180,9 +180,9 @@ class Summary(Section):
 class Rollout(Section):
     """How completions are sampled, in training and evaluation alike."""
 
-    problems: int = Field(8, ge=1)
+    problems: int = Field(8, ge=1, le=65536)
     """Problems per step."""
-    group_size: int = Field(8, ge=2)
+    group_size: int = Field(8, ge=2, le=4096)
     """N: drafts per problem, and challenges per problem. A method without challenges samples 2N drafts."""
     temperature: float = Field(0.6, gt=0)
     """Divides the logits; the policy that is trained is the one at this temperature."""
