@@ -19,7 +19,8 @@ from typer.main import get_command
 
 from agon_cli.errors import Exit
 from agon_cli.recipe.presets import PRESETS
-from agon_cli.recipe.schema import Recipe, Section
+from agon_cli.recipe.schema import Recipe
+from agon_cli.recipe.section import Section
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 MARK = "<!-- Written by scripts/reference.py; `make docs` writes it again. -->"
@@ -61,7 +62,8 @@ def recipe_page() -> str:
     for name, field in Recipe.model_fields.items():
         members = list(sections(field.annotation))
         if len(members) > 1:
-            parts += [f"## {name}", "Required; `type` chooses one of the following."]
+            needed = "Required; " if field.is_required() else f"Default: `{json.dumps(plain(field.default))}`. "
+            parts += [f"## {name}", f"{needed}`type` chooses one of the following."]
             variants = [member for member in members if "type" in member.model_fields]
             shared = dict.fromkeys(member for member in members if member not in variants)
             for member in variants:

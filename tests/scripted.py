@@ -251,6 +251,10 @@ class ScriptedEngine:
     def publish(self, player: str) -> None:
         self.published.append(player)
 
+    def rest(self) -> None: ...
+
+    def close(self) -> None: ...
+
     def sample(
         self, prompts: Sequence[Prompt], player: str, sampling: Sampling, seeds: Sequence[Sequence[int]]
     ) -> list[list[Completion]]:

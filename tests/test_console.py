@@ -100,7 +100,7 @@ def test_the_first_interval_has_no_change():
 PLAN = {
     "recipe": "r.yaml", "out": "runs/r", "seed": 3, "lr": 0.001, "lora": {"rank": 4}, "steps": 4, "every": 2,
     "eval_every": 2, "until": None, "problems_per_step": 2, "drafts": 8, "challenges": 8,
-    "players": {"A": {"base": "b", "dtype": "float32", "quantization": "none", "noise": 0}},
+    "players": {"A": {"base": "b", "dtype": "float32", "quantization": None, "noise": 0}},
     "method": {"preset": "agon", "reward": "competitive", "bonus": 1.0, "exchange": "rival", "roles": "rotate",
                "deploy": "cascade"},
     "sampling": {"temperature": 0.7, "top_p": 0.9, "top_k": 0, "max_tokens": 40, "summary_tokens": 16},

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agon_cli import data, verifiers
+from agon_cli import data, engines, verifiers
 from agon_cli.data import Splits
-from agon_cli.engines.hf import HFEngine
 from agon_cli.errors import GuardError, UsageError
 from agon_cli.policy import Policy
 from agon_cli.prompts import Renderer
@@ -59,7 +58,7 @@ def _assembled(recipe: Recipe, verifier: Verifier) -> World:
     policy = Policy(recipe)
     _check_room(recipe, policy)
     renderers = renderers_of(recipe, policy)
-    arena = Arena(recipe, HFEngine(policy, recipe.rollout.batch_tokens), renderers, verifier)
+    arena = Arena(recipe, engines.make(recipe, policy), renderers, verifier)
     fitting, dropped = {}, {}
     for name in ("train", "dev", "test"):
         given: Sequence[Problem] = getattr(splits, name)

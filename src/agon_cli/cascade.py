@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agon_cli import verifiers
+from agon_cli import engines, verifiers
 from agon_cli.assemble import renderers_of
-from agon_cli.engines.hf import HFEngine
 from agon_cli.errors import UsageError
 from agon_cli.evaluate import arms, direction
 from agon_cli.players import Found, find, recipe_of, take_seat, with_players
@@ -95,7 +94,7 @@ class Cascade:
                 take_seat(policy, name, found)
             renderers = renderers_of(recipe, policy)
             verifier = _GradesWithGold(verifiers.make(recipe))
-            arena = Arena(recipe, HFEngine(policy, recipe.rollout.batch_tokens), renderers, verifier, settings.greedy)
+            arena = Arena(recipe, engines.make(recipe, policy), renderers, verifier, settings.greedy)
             self._policies |= dict.fromkeys(crew, policy)
             self._arenas |= dict.fromkeys(crew, arena)
 

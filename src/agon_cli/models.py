@@ -126,7 +126,7 @@ def load(model: Model) -> tuple[Any, Any]:
     with _reading(model.id):
         tokenizer = AutoTokenizer.from_pretrained(place.source, **common)
         base = AutoModelForCausalLM.from_pretrained(place.source, **common, **options)
-    if model.quantization == "none":
+    if model.quantization is None:
         base.to(device)
     base.requires_grad_(False)
     base.eval()

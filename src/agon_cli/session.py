@@ -360,6 +360,6 @@ def failure(error: BaseException) -> AgonError | None:
         exhausted += (torch.OutOfMemoryError,)
     if isinstance(error, exhausted) or "allocate memory" in str(error):
         first = str(error).strip().partition("\n")[0]
-        hint = "lower rollout.batch_tokens and optim.micro_batch_tokens: they change memory, not results"
+        hint = "lower engine.batch_tokens and optim.micro_batch_tokens: they change memory, not results"
         return ResourceError(f"out of memory{': ' if first else ''}{first}", hint)
     return None

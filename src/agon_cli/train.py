@@ -79,6 +79,7 @@ def train(world: World, run: RunFolder, emit: Emit, stop: Callable[[], bool], un
         problems = data.batch(world.splits.train, step, recipe.rollout.problems, recipe.seed)
         groups = play(world.arena, pair, problems, step, clock)
         grading.check(groups)
+        world.arena.engine.rest()
         clock("update")
         lr = learning_rate(step, recipe.steps, recipe.optim)
         updates = {}

@@ -56,12 +56,13 @@ class Sampling:
 @dataclass(frozen=True)
 class Completion:
     """What an engine sampled. `ids` keeps the stop token; `logprobs` (nats, one per id) are of the sampler's own policy
-    at the sampling temperature, before top-p and top-k cut it; `text` leaves the stop token out."""
+    at the temperature `scored_at`, before top-p, top-k or a minimum length cut it; `text` leaves the stop token out."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
     text: str
+    scored_at: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,14 @@ class Engine(Protocol):
 
     def publish(self, player: str) -> None:
         """Use the player's present weights from the next sample on."""
+        ...
+
+    def rest(self) -> None:
+        """No sample is wanted for a while: give back what memory can be given back."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back. Safe to call twice."""
         ...
 
 

@@ -14,7 +14,8 @@ from typing import Protocol
 from agon_cli.data.problems import content_hash, distinct, filtered, problem_of
 from agon_cli.data.sources import Row, gym_entries, hub, jsonl
 from agon_cli.errors import UsageError
-from agon_cli.recipe.schema import FileData, GymData, HubData, Recipe, Split, TinyData
+from agon_cli.recipe.data import FileData, GymData, HubData, TinyData
+from agon_cli.recipe.schema import Recipe, Split
 from agon_cli.types import Problem, Verdict, seed_of
 
 NAMES = ("train", "dev", "test")

@@ -13,7 +13,7 @@ from typing import Any
 
 from agon_cli.data.sources import TEST_COLUMNS, Row, no_column
 from agon_cli.errors import UsageError
-from agon_cli.recipe.schema import Columns, Filter
+from agon_cli.recipe.data import Columns, Filter
 from agon_cli.summaries import boxes
 from agon_cli.types import Problem
 

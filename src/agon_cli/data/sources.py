@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agon_cli.errors import MachineError, UnreachableError, UsageError
-from agon_cli.recipe.schema import GymData, HubData
+from agon_cli.recipe.data import GymData, HubData
 from agon_cli.types import seed_of
 
 TEST_COLUMNS = ("public_tests", "private_tests", "generated_tests")

@@ -29,6 +29,12 @@ class HFEngine:
         """The next sample reads the player's tensors where the optimiser wrote them; refuses an unknown player."""
         self.policy.seats[player]
 
+    def rest(self) -> None:
+        """Nothing to give back: caches end with the sample that made them."""
+
+    def close(self) -> None:
+        """Nothing to give back: the weights are the policy's."""
+
     @torch.no_grad()
     def sample(
         self, prompts: Sequence[Prompt], player: str, sampling: Sampling, seeds: Sequence[Sequence[int]]
@@ -105,7 +111,7 @@ def _generate(
             **{name: cache},
         )
         logits_BV = head(causal, out.last_hidden_state[:, -1])
-    return _completions(seat, tokens_BT, logprobs_BT, length_B, stopped_B)
+    return _completions(seat, tokens_BT, logprobs_BT, length_B, stopped_B, sampling.temperature)
 
 
 def _left_padded(prompts: list[tuple[int, ...]], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -119,7 +125,7 @@ def _left_padded(prompts: list[tuple[int, ...]], device: torch.device) -> tuple[
 
 
 def _completions(
-    seat: Seat, tokens_BT: Tensor, logprobs_BT: Tensor, length_B: Tensor, stopped_B: Tensor
+    seat: Seat, tokens_BT: Tensor, logprobs_BT: Tensor, length_B: Tensor, stopped_B: Tensor, temperature: float
 ) -> list[Completion]:
     if not bool(logprobs_BT.isfinite().all()):
         # Such samples all look wrong, earn no advantage, and would let a broken player train on to the end unnoticed.
@@ -132,5 +138,5 @@ def _completions(
     for ids, logprob, length, stopped in zip(rows, logprobs, length_B.tolist(), stopped_B.tolist(), strict=True):
         kept = tuple(ids[:length])
         text = seat.tokenizer.decode(kept[:-1] if stopped else kept)
-        found.append(Completion(kept, tuple(logprob[:length]), "stop" if stopped else "length", text))
+        found.append(Completion(kept, tuple(logprob[:length]), "stop" if stopped else "length", text, temperature))
     return found

@@ -1,17 +1,13 @@
 """Recipes: YAML 1.2 files that hold every value a run depends on. Reading one loads neither torch nor transformers."""
 
+from agon_cli.recipe.data import Columns, Data, FileData, Filter, GymData, HubData, TinyData
+from agon_cli.recipe.engine import HF, VLLM, Engine, Server
 from agon_cli.recipe.load import differences, from_resolved, load, locate, resolved, shipped
 from agon_cli.recipe.presets import PRESETS
 from agon_cli.recipe.schema import (
-    Columns,
-    Data,
     Eval,
-    FileData,
-    Filter,
     Format,
-    GymData,
     Hardware,
-    HubData,
     Lora,
     Method,
     Model,
@@ -21,17 +17,19 @@ from agon_cli.recipe.schema import (
     Recipe,
     Rollout,
     Save,
-    Section,
     Split,
     Summary,
-    TinyData,
     Verifier,
 )
+from agon_cli.recipe.section import Section
 
 __all__ = [
+    "HF",
     "PRESETS",
+    "VLLM",
     "Columns",
     "Data",
+    "Engine",
     "Eval",
     "FileData",
     "Filter",
@@ -49,6 +47,7 @@ __all__ = [
     "Rollout",
     "Save",
     "Section",
+    "Server",
     "Split",
     "Summary",
     "TinyData",

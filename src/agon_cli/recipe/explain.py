@@ -9,7 +9,9 @@ from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
 
-from agon_cli.recipe.schema import Data, Recipe, Section
+from agon_cli.recipe.data import Data
+from agon_cli.recipe.schema import Recipe
+from agon_cli.recipe.section import Section
 from agon_cli.recipe.source import Fault, KeyPath, Source, dotted, printable
 
 _WANTED = {

@@ -5,19 +5,13 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from agon_cli.recipe.data import Data
+from agon_cli.recipe.engine import HF, Engine
 from agon_cli.recipe.presets import PRESETS
-
-
-class Section(BaseModel):
-    """A frozen part of a recipe that refuses keys it does not know, numbers that are not finite, and never guesses a
-    type from another."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+from agon_cli.recipe.section import Section
 
 
 class Method(Section):
@@ -87,8 +81,8 @@ class Model(Section):
     Python package. A path that ends in `.gguf` is converted once to an ordinary checkpoint in the cache."""
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     """Type of the base's weights and of its arithmetic; adapters are always float32."""
-    quantization: Literal["none", "nf4"] = "none"
-    """nf4 keeps the base in 4 bits (QLoRA); needs the `qlora` extra."""
+    quantization: Literal["nf4"] | None = None
+    """nf4 keeps the base in 4 bits (QLoRA); needs the `qlora` extra. null keeps it as `dtype`."""
 
 
 class Lora(Section):
@@ -127,8 +121,8 @@ class Player(Section):
 class Prompts(Section):
     """What the models read. `{problem}` and `{summary}` are replaced; the model's own chat template does the rest."""
 
-    system: str = ""
-    """System turn; empty for none."""
+    system: str | None = None
+    """System turn; null for none."""
     plain: str = (
         "{problem}\n\nThink it through, then write a short summary of your reasoning, "
         "and end with the final answer as <answer>...</answer>."
@@ -193,8 +187,6 @@ class Rollout(Section):
     max_prompt_tokens: int = Field(2048, ge=1)
     """Problems whose plain prompt, or whose challenge prompt with a full summary, is longer are dropped at the
     start."""
-    batch_tokens: int = Field(65536, ge=1)
-    """Rows x longest row (prompt + completion) that are sampled at once; bounds the engine's cache."""
 
 
 class Optim(Section):
@@ -214,83 +206,9 @@ class Optim(Section):
     """The loss divides by the completion tokens of the player's whole step, or averages each completion first."""
     micro_batch_tokens: int = Field(16384, ge=1)
     """Rows x longest row that one backward pass holds; changes memory, never a gradient."""
-
-
-class TinyData(Section):
-    """The embedded laptop-size world."""
-
-    type: Literal["tiny"]
-
-
-class Columns(Section):
-    """Which columns hold what, and how the gold answer is read from its column."""
-
-    question: list[str] = ["question"]
-    """Columns joined by a blank to make the question."""
-    answer: str = "answer"
-    """Column that holds the gold answer."""
-    extract: Literal["plain", "hashes", "boxed"] = "plain"
-    """The whole cell, what follows the last `####`, or the last \\boxed{}."""
-
-
-class Filter(Section):
-    """Keeps the rows whose column passes every test that is given."""
-
-    column: str
-    """Column that is tested."""
-    equals: str | float | bool | None = None
-    """Keeps the rows whose cell is this."""
-    minimum: float | None = None
-    """Keeps the rows whose number is at least this."""
-    maximum: float | None = None
-    """Keeps the rows whose number is at most this."""
-    excludes: list[str] = []
-    """Drops rows whose cell, trimmed and lower-cased, is one of these."""
-
-
-class FileData(Section):
-    """Local JSONL files."""
-
-    type: Literal["jsonl"]
-    path: str
-    """A file; a relative path is taken from the working directory."""
-    test_path: str | None = None
-    """A file for the test split; without it the test split is drawn from `path` by content hash."""
-    columns: Columns = Columns()
-    """Which columns hold the question and the gold answer."""
-    filters: list[Filter] = []
-    """Which rows to keep; each filter in turn."""
-
-
-class HubData(Section):
-    """A data set on the Hub; needs the `tasks` extra."""
-
-    type: Literal["hub"]
-    id: str
-    """Hub id; `NAME:CONFIG@REVISION` picks a configuration and pins a commit."""
-    split: str = "train"
-    """Split the problems come from."""
-    test_split: str | None = None
-    """Split for the test problems; without it they are drawn from `split` by content hash."""
-    columns: Columns = Columns()
-    """Which columns hold the question and the gold answer."""
-    filters: list[Filter] = []
-    """Which rows to keep; each filter in turn."""
-
-
-class GymData(Section):
-    """A reasoning-gym task; needs the `tasks` extra."""
-
-    type: Literal["reasoning_gym"]
-    task: str
-    """Name of the task."""
-    args: dict[str, str | bool | int | float | list[str | int | float]] = {}
-    """Arguments of the task's generator."""
-    size: int = Field(2000, ge=1)
-    """Problems generated, before the split."""
-
-
-Data = Annotated[TinyData | FileData | HubData | GymData, Field(discriminator="type")]
+    checkpointing: bool = False
+    """Keep only each layer's input for the backward pass and compute the rest again: far less memory, about a third
+    more arithmetic, the same gradients."""
 
 
 class Split(Section):
@@ -357,6 +275,7 @@ class Recipe(Section):
     format: Format = Format()
     summary: Summary = Summary()
     rollout: Rollout = Rollout()
+    engine: Engine = HF(type="hf")
     optim: Optim = Optim()
     eval: Eval = Eval()
     save: Save = Save()

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from agon_cli.recipe.schema import GymData, Recipe
+from agon_cli.recipe.data import GymData
+from agon_cli.recipe.schema import Recipe
 from agon_cli.summaries import Reading
 from agon_cli.types import Problem, Verdict
 from agon_cli.verifiers.code import CodeVerifier

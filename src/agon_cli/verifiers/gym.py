@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from agon_cli.errors import MachineError, UsageError
-from agon_cli.recipe.schema import GymData
+from agon_cli.recipe.data import GymData
 from agon_cli.summaries import Reading
 from agon_cli.types import Problem, Verdict
 from agon_cli.verifiers.exact import fold, number, same_number
