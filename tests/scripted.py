@@ -56,19 +56,22 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def write_model(folder: Path, *, seed: int = 0, tied: bool = False, layers: int = 2, dropout: float = 0.0) -> Path:
-    """A random Llama, spread widely enough that its tokens have very different probabilities."""
+def write_model(
+    folder: Path, *, seed: int = 0, tied: bool = False, layers: int = 2, dropout: float = 0.0, hidden: int = 32
+) -> Path:
+    """A random Llama, spread widely enough that its tokens have very different probabilities. On a CPU, vLLM needs
+    heads of 32: `hidden=128`."""
     tok = tokenizer()
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tok),
-        hidden_size=32,
+        hidden_size=hidden,
         intermediate_size=48,
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=512,
-        initializer_range=0.3,
+        initializer_range=0.3 * (32 / hidden) ** 0.5,
         tie_word_embeddings=tied,
         attention_dropout=dropout,
         bos_token_id=None,

@@ -14,6 +14,7 @@ from agon_cli import cli
 from agon_cli.errors import UsageError
 from agon_cli.players import find, in_folder, recipe_of
 from agon_cli.questions import UNGRADED, batch_problems, read_problems
+from commands import agon
 
 SOURCE = Path(agon_cli.__file__).parents[1]
 BASE = "package:agon_cli/tiny/base"
@@ -40,16 +41,19 @@ def here(folder, monkeypatch):
     return folder
 
 
-def agon(capsys, *words):
-    code = cli.main(list(words))
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
 def record(capsys, *words):
     code, out, err = agon(capsys, "cascade", *words, "--json")
     assert code == 0, err
     return next(row for row in map(json.loads, out.splitlines()) if row["event"] == "answer")
+
+
+@pytest.mark.parametrize("gold", ["", "  "])
+def test_an_empty_gold_answer_is_refused(gold):
+    """It would be graded like any other, and call every answer wrong."""
+    with pytest.raises(UsageError, match="--gold is empty"):
+        read_problems("1 + 1", None, gold)
+    with pytest.raises(UsageError, match="f:2: the gold answer is empty"):
+        batch_problems([b'{"question": "x"}\n', json.dumps({"question": "x", "gold": gold}).encode()], "f")
 
 
 def test_a_pipe_gets_only_the_answer(here):

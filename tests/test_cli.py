@@ -16,6 +16,7 @@ from agon_cli import cli, session
 from agon_cli.errors import Exit
 from agon_cli.halt import Halt
 from agon_cli.types import Verdict
+from commands import agon
 
 SOURCE = Path(agon_cli.__file__).parents[1]
 SMALL = ["steps=4", "rollout.problems=4", "eval.every=0", "split.dev=16", "split.test=16", "rollout.max_tokens=24"]
@@ -55,13 +56,6 @@ def trained(tmp_path_factory):
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def agon(capsys, *words):
-    """Run a command in this process; its exit code, stdout and stderr."""
-    code = cli.main(list(words))
-    out, err = capsys.readouterr()
-    return code, out, err
 
 
 # --- a whole run ----------------------------------------------------------------------------------------------------
@@ -171,11 +165,46 @@ def test_quiet_prints_results_only(trained, monkeypatch, capsys):
 
 def test_a_dry_run_says_what_would_become_of_a_run_that_is_there(trained, monkeypatch, capsys):
     monkeypatch.chdir(trained[0])
-    cases = [([], "would go on"), (["seed=1"], "seed: 0 -> 1"), (["seed=1", "--fresh"], "would be discarded")]
-    for more, said in cases:
+    for more, said in [([], "is complete"), (["seed=1", "--fresh"], "would be discarded")]:
         code, out, _ = agon(capsys, "train", "tiny", *SMALL, *more, "--dry-run")
         assert code == 0
         assert said in out
+
+
+def test_a_dry_run_says_that_a_run_would_go_on(here, capsys):
+    assert agon(capsys, "train", "tiny", *SMALL, "--max-steps", "1", "-q")[0] == 0
+    code, out, _ = agon(capsys, "train", "tiny", *SMALL, "--dry-run")
+    assert (code, "would go on" in out) == (0, True)
+
+
+@pytest.mark.parametrize(
+    "words", [["seed=1"], ["players={complete: {}, B: {}}", "--out", "elsewhere"], ["--out", "."]],
+    ids=["another recipe", "a player's name", "a folder of something else"],
+)  # fmt: skip
+def test_a_dry_run_refuses_what_training_refuses_in_the_same_words(trained, monkeypatch, capsys, words):
+    monkeypatch.chdir(trained[0])
+    dry = agon(capsys, "train", "tiny", *SMALL, *words, "--dry-run")
+    assert (dry[0], dry[1]) == (Exit.USAGE, "")
+    trained_for_real = agon(capsys, "train", "tiny", *SMALL, *words, "-q")
+    assert (trained_for_real[0], trained_for_real[2]) == (Exit.USAGE, dry[2])
+
+
+def test_a_row_that_lacks_a_key_is_named_on_resuming(here, capsys):
+    assert agon(capsys, "train", "tiny", *SMALL, "--max-steps", "1", "-q")[0] == 0
+    log = here / "runs/tiny/metrics.jsonl"
+    row = json.loads(log.read_text())
+    del row["grader_errors"]
+    short = json.dumps(row, separators=(",", ":"))
+    log.write_text(short + " " * (log.stat().st_size - len(short) - 1) + "\n")  # as long as the checkpoint knows it
+    code, _, err = agon(capsys, "train", "tiny", *SMALL, "-q")
+    assert code == Exit.USAGE
+    assert "metrics.jsonl:1: no 'grader_errors'" in err
+
+
+def test_the_next_command_names_one_method(here, capsys):
+    _, out, _ = agon(capsys, "train", "tiny", *SMALL, "method=coop", "method.bonus_needs_summary=false")
+    (command,) = [line for line in out.splitlines() if "-grpo" in line]
+    assert command.count("method") == 1
 
 
 def test_a_dry_run_shows_what_would_run_and_writes_nothing(here, capsys):

@@ -1,10 +1,15 @@
-"""What every engine must do. An engine is a name in ENGINES with a way to build it; that is all the tests know."""
+"""What every engine must do. An engine is a name in ENGINES with a way to build it; that is all the tests know.
+
+`vllm` and `server` are the real vLLM, in a virtual environment of its own: `make test-vllm`.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +19,36 @@ from transformers import AutoModelForCausalLM, Qwen3Config, SmolLM3Config
 from transformers.models.gemma4.configuration_gemma4 import Gemma4TextConfig
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
+import vllm_server
+from agon_cli import engines
 from agon_cli.engines.hf import HFEngine
 from agon_cli.policy import Policy
 from agon_cli.types import Completion, Engine, Prompt, Sampling
 from scripted import make_recipe, tokenizer, write_model
 
-ENGINES: dict[str, Callable[[Policy, int], Engine]] = {"hf": HFEngine}
+
+class Shared:
+    """One engine for every test: a vLLM that is ready is not started again. `budget` means nothing to it."""
+
+    def __init__(self, folder: Path, engine: dict[str, Any]) -> None:
+        recipe = make_recipe(folder, engine=engine)
+        self.policy = Policy(recipe)
+        self.engine = engines.make(recipe, self.policy)
+
+    def __call__(self, budget: int) -> Engine:
+        return self.engine
+
+
+@functools.cache
+def shared(name: str) -> Shared:
+    folder = vllm_server.model()
+    if name == "vllm":
+        return Shared(folder, {"type": "vllm"})
+    return Shared(folder, {"type": "server", "urls": [vllm_server.running().url], "timeout": 120.0})
+
+
+REAL = pytest.mark.vllm
+ENGINES = ["hf", pytest.param("vllm", marks=REAL), pytest.param("server", marks=REAL)]
 TOK = tokenizer()
 EOS, END = TOK.convert_tokens_to_ids("<eos>"), TOK.convert_tokens_to_ids("<|end|>")
 SAMPLING = Sampling(temperature=1.6, top_p=1.0, top_k=0, max_tokens=20)
@@ -33,16 +62,27 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=ENGINES)
 def bench(request, folder) -> tuple[Policy, Callable[[int], Engine]]:
-    policy = Policy(make_recipe(folder))
-    return policy, lambda budget: ENGINES[request.param](policy, budget)
+    if request.param == "hf":
+        policy = Policy(make_recipe(folder))
+        return policy, lambda budget: HFEngine(policy, budget)
+    return shared(request.param).policy, shared(request.param)
 
 
 @pytest.fixture
-def fresh(request, folder, bench) -> tuple[Policy, Engine]:
+def fresh(folder, bench) -> Iterator[tuple[Policy, Engine]]:
     """A policy that a test may change."""
-    policy = Policy(make_recipe(folder))
-    name = next(name for name in ENGINES if isinstance(bench[1](4096), ENGINES[name]))
-    return policy, ENGINES[name](policy, 4096)
+    policy, make = bench
+    if not isinstance(make, Shared):
+        policy = Policy(make_recipe(folder))
+        yield policy, HFEngine(policy, 4096)
+        return
+    kept = {name: {k: p.detach().clone() for k, p in policy.parameters(name).items()} for name in PLAYERS}
+    yield policy, make.engine
+    for name in PLAYERS:
+        with torch.no_grad():
+            for key, parameter in policy.parameters(name).items():
+                parameter.copy_(kept[name][key])
+        make.engine.publish(name)
 
 
 def prompt(words: str) -> Prompt:
@@ -74,7 +114,7 @@ def test_logprobs_are_the_trainers_on_the_untruncated_distribution(bench, player
     found = make(4096).sample(PROMPTS, player, sampling, SEEDS)
     rows = [(PROMPTS[p].ids, c.ids) for p, row in enumerate(found) for c in row]
     with torch.no_grad():
-        trainer = policy.logprobs(player, rows, sampling.temperature)
+        trainer = policy.logprobs(player, rows, flat(found)[0].scored_at)
     sampled = torch.tensor([value for c in flat(found) for value in c.logprobs])
     assert len(sampled) > 50
     assert (trainer - sampled).abs().max() < 1e-4
@@ -209,8 +249,31 @@ def test_a_players_weights_are_its_own_and_the_newest(fresh):
     rows = [(PROMPTS[0].ids, after["B"][0][0])]
     (completion,) = flat(engine.sample(PROMPTS[:1], "B", SAMPLING, [[SEEDS[0][0]]]))
     with torch.no_grad():
-        trainer = policy.logprobs("B", rows, SAMPLING.temperature)
+        trainer = policy.logprobs("B", rows, completion.scored_at)
     assert (trainer - torch.tensor(completion.logprobs)).abs().max() < 1e-4, "the sampler has the published weights"
+
+
+def test_what_was_computed_under_older_weights_is_not_used_again(fresh):
+    """The same prompt before and after a publish: cached keys and values of the older adapter would show."""
+    policy, engine = fresh
+    for _ in range(3):
+        with torch.no_grad():
+            for parameter in policy.parameters("B").values():
+                parameter.mul_(1.3)
+        engine.publish("B")
+        found = flat(engine.sample(PROMPTS[2:3], "B", SAMPLING, [[1, 2, 3, 4]]))
+        with torch.no_grad():
+            trainer = policy.logprobs("B", [(PROMPTS[2].ids, c.ids) for c in found], found[0].scored_at)
+        assert (trainer - torch.tensor([v for c in found for v in c.logprobs])).abs().max() < 1e-4
+
+
+def test_an_engine_samples_after_a_rest_as_before(bench):
+    _, make = bench
+    engine = make(4096)
+    before = ids(engine.sample(PROMPTS, "B", SAMPLING, SEEDS))
+    engine.rest()
+    engine.rest()
+    assert ids(engine.sample(PROMPTS, "B", SAMPLING, SEEDS)) == before
 
 
 def test_an_untrained_first_player_is_the_base(fresh):
@@ -218,7 +281,7 @@ def test_an_untrained_first_player_is_the_base(fresh):
     found = engine.sample(PROMPTS, "A", SAMPLING, SEEDS)
     rows = [(PROMPTS[p].ids, c.ids) for p, row in enumerate(found) for c in row]
     with torch.no_grad():
-        base = policy.logprobs("A", rows, SAMPLING.temperature, bare=True)
+        base = policy.logprobs("A", rows, flat(found)[0].scored_at, bare=True)
     assert (base - torch.tensor([v for c in flat(found) for v in c.logprobs])).abs().max() < 1e-4
 
 

@@ -30,6 +30,11 @@ ROWS: dict[str, dict[str, set[str]]] = {
         "losses": {"torch"},
         "batching": {"torch"},
         "halt": set(),
+        "memory": {"torch"},
+        "attention": {"torch", "transformers"},
+        "lora": {"torch", "peft"},
+        "forward": {"torch", "transformers"},
+        "ranks": {"torch", "accelerate"},
         "tiny": {"torch", "tokenizers", "transformers"},
     },
     "3a": {
@@ -39,21 +44,24 @@ ROWS: dict[str, dict[str, set[str]]] = {
         "verifiers": {"pebble", "math_verify", "latex2sympy2_extended", "sympy", "reasoning_gym"},
         "models": {"torch", "transformers"},
         "checkpoint": {"torch", "safetensors"},
+        "manifest": set(),
         "runlog": set(),
+        "launch": set(),
     },
     "3b": {"policy": {"torch", "transformers", "peft", "bitsandbytes"}},
-    "3c": {"engines": {"torch", "numpy", "transformers", "peft", "vllm"}},
-    "4": {"rollout": set(), "update": {"torch"}},
+    "3c": {"engines": {"torch", "numpy", "transformers", "peft", "safetensors", "vllm"}},
+    "4": {"canary": {"torch"}, "rollout": set(), "update": {"torch"}, "outline": {"torch", "transformers"}},
     "5a": {"assemble": set(), "records": set(), "players": {"pydantic", "safetensors"}},
-    "5b": {"evaluate": set()},
-    "5c": {"train": {"torch"}, "cascade": set(), "compare": set()},
+    "5b": {"evaluate": set(), "costs": {"torch"}},
+    "5c": {"train": {"torch"}, "cascade": set(), "compare": set(), "plan": {"torch"}, "probe": {"torch"}},
     "5d": {"session": set()},
     "6": {"report": {"jinja2", "matplotlib"}, "console": {"rich"}},
     "7": {"cli": {"typer", "rich"}},
 }
 ROW_OF = {unit: number for number, units in enumerate(ROWS.values()) for unit in units}
 ALLOWED = {unit: packages for units in ROWS.values() for unit, packages in units.items()}
-HEAVY = {"torch", "transformers", "peft", "bitsandbytes", "vllm", "datasets", "reasoning_gym", "scipy", "numpy"}
+HEAVY = {"torch", "accelerate", "transformers", "peft", "bitsandbytes", "vllm", "datasets", "reasoning_gym"}
+HEAVY |= {"scipy", "numpy"}
 
 FORBIDDEN_CLASSES = ("Trainer", "Manager", "Helper", "Helpers", "Util", "Utils")
 FORBIDDEN_MODULES = {"utils", "util", "helpers", "helper", "manager", "managers", "common", "misc"}

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 import reference
+from agon_cli import forward
 from agon_cli.batching import by_token_budget
 from agon_cli.engines.sampling import draw, uniforms
 from agon_cli.losses import PolicyBatch, policy_gradient_loss, token_logprobs
@@ -85,16 +86,35 @@ def test_chunked_logprobs_equal_a_log_softmax_over_the_whole_vocabulary(chunk):
     hidden = torch.randn(23, 16, requires_grad=True)
     weight = torch.randn(50, 16, requires_grad=True)
     targets = torch.randint(50, (23,))
-    found = token_logprobs(hidden, targets, lambda h: h @ weight.T, 0.6, chunk=chunk)
+    found = token_logprobs(hidden, targets, lambda h: h @ weight.T, 0.6, chunk * 50)
     want = torch.log_softmax(hidden @ weight.T / 0.6, dim=-1)[torch.arange(23), targets]
     torch.testing.assert_close(found, want, rtol=0, atol=1e-5)
     coefficients = torch.randn(23)
-    ours = torch.autograd.grad((found * coefficients).sum(), [hidden, weight], retain_graph=True)
     naive = torch.autograd.grad((want * coefficients).sum(), [hidden, weight])
-    for a, b in zip(ours, naive, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    (found * coefficients).sum().backward()
+    for ours, plain in zip((hidden.grad, weight.grad), naive, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
     with torch.no_grad():
-        torch.testing.assert_close(token_logprobs(hidden, targets, lambda h: h @ weight.T, 0.6, chunk=chunk), found)
+        torch.testing.assert_close(token_logprobs(hidden, targets, lambda h: h @ weight.T, 0.6, chunk * 50), found)
+
+
+def test_an_adapter_on_the_head_alone_is_trained():
+    weight = torch.randn(50, 16, requires_grad=True)
+    token_logprobs(torch.randn(5, 16), torch.arange(5), lambda h: h @ weight.T, 1.0).sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.abs().max() > 0
+
+
+def test_no_more_logits_exist_at_once_than_was_said():
+    rows = []
+
+    def head(hidden):
+        rows.append(len(hidden))
+        return hidden.repeat(1, 25)
+
+    hidden = torch.randn(90, 4, requires_grad=True)
+    token_logprobs(hidden, torch.zeros(90, dtype=torch.long), head, 1.0, 2000).sum().backward()
+    assert max(rows) == 20
 
 
 def test_logprobs_of_huge_logits_are_finite_and_normalised():
@@ -334,3 +354,33 @@ def test_equally_likely_tokens_are_drawn_alike_whatever_else_is_in_the_batch():
     alone, _ = draw(row.expand(400, -1), draws, sampling)
     mixed, _ = draw(torch.cat([row.expand(400, -1), torch.zeros(1, 3000)]), torch.cat([draws, draws[:1]]), sampling)
     assert torch.equal(alone, mixed[:-1])
+
+
+@pytest.mark.parametrize("way", ["shared prompts", "recomputed activations"])
+def test_a_prompt_computed_once_or_activations_computed_twice_change_no_gradient(policy, way, monkeypatch):
+    """Rows of two prompts of different lengths, one of them long; also a completion of a single token."""
+    prompts = [tuple(range(4, 30)), (5, 6, 7)]
+    rows = [(prompts[i % 3 == 0], tuple(range(9, 10 + i))) for i in range(7)]
+    coefficients = torch.randn(sum(len(ids) for _, ids in rows), generator=torch.Generator().manual_seed(0))
+
+    def gradient(share: float, recompute: bool) -> dict[str, torch.Tensor]:
+        monkeypatch.setattr(forward, "WORTH_SHARING", share)
+        parameters = policy.parameters("B")
+        for parameter in parameters.values():
+            parameter.grad = None
+        (policy.logprobs("B", rows, 0.8, recompute=recompute) * coefficients).sum().backward()
+        return {name: parameter.grad.clone() for name, parameter in parameters.items()}
+
+    passes = []
+    decoder = policy.seats["B"].model.get_base_model().get_decoder()
+    hook = decoder.register_forward_pre_hook(
+        lambda _, args, kwargs: passes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    try:
+        plain = gradient(2.0, False)
+        other = gradient(0.0, False) if way == "shared prompts" else gradient(2.0, True)
+    finally:
+        hook.remove()
+    assert passes == [(7, 32), (2, 26), (7, 6)] if way == "shared prompts" else [(7, 32)] * 2
+    assert furthest(plain, other) < 1e-6 * max(1.0, max(float(g.abs().max()) for g in plain.values()))
+    assert max(float(g.abs().max()) for g in plain.values()) > 0.1

@@ -85,8 +85,8 @@ def test_no_spelling_of_a_control_token_becomes_one(text):
     board = renderer(room=4096)
     plain = controls(board.plain(task("harmless")))
     assert controls(board.plain(task(text))) == plain
-    assert controls(board.rival(task("harmless"), text)) == plain
-    assert controls(board.rival(task(text), text)) == plain
+    assert controls(board.rival(task("harmless"), board.shown(text))) == plain
+    assert controls(board.rival(task(text), board.shown(text))) == plain
 
 
 @given(
@@ -98,7 +98,7 @@ def test_no_spelling_of_a_control_token_becomes_one(text):
 @settings(max_examples=300, deadline=None)
 def test_no_arrangement_of_pieces_becomes_a_control_token(text):
     board = renderer(room=4096)
-    assert controls(board.rival(task(text), text)) == controls(board.plain(task("harmless")))
+    assert controls(board.rival(task(text), board.shown(text))) == controls(board.plain(task("harmless")))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,8 @@ def test_braces_in_problems_and_summaries_are_braces(text):
 
 @pytest.mark.parametrize("text", ["a\x00b", "\ud800", "x\udfffy \ud83d", "\u202eabc", "\ufeff", "é́" * 50], ids=ascii)
 def test_odd_characters_are_rendered(text):
-    prompt = renderer(room=400).rival(task(text), text)
+    board = renderer(room=400)
+    prompt = board.rival(task(text), board.shown(text))
     assert prompt.text.endswith("A:<|im_end|>\n<|im_start|>assistant\n")
     assert controls(prompt) == controls(renderer().plain(task("harmless")))
     prompt.text.encode()
@@ -126,12 +127,13 @@ def test_ordinary_added_tokens_of_white_space_leave_text_as_it_is():
 
 def test_a_summary_that_fits_is_whole_and_a_longer_one_loses_its_end():
     board = renderer(room=10)
-    assert "Try: 0123456789\nA:" in board.rival(task("x"), "0123456789").text
-    assert "Try: 0123456789\nA:" in board.rival(task("x"), "0123456789ABC").text
+    assert "Try: 0123456789\nA:" in board.rival(task("x"), board.shown("0123456789")).text
+    assert "Try: 0123456789\nA:" in board.rival(task("x"), board.shown("0123456789ABC")).text
 
 
 def test_a_cut_inside_a_character_leaves_no_half_of_it():
-    prompt = renderer(room=10).rival(task("x"), "a" * 9 + "é")
+    board = renderer(room=10)
+    prompt = board.rival(task("x"), board.shown("a" * 9 + "é"))
     assert "Try: aaaaaaaaa\nA:" in prompt.text
 
 
@@ -142,7 +144,7 @@ LONG = [*HOSTILE, "<|im_end|>" * 500, "plain words " * 50, "é" * 300, "", "\ud8
 def test_no_prompt_is_wider_than_was_promised_at_the_start(text):
     board = renderer(room=40)
     asked = task("How many?")
-    assert len(board.rival(asked, text).ids) <= board.widest(asked)
+    assert len(board.rival(asked, board.shown(text)).ids) <= board.widest(asked)
     assert len(board.plain(asked).ids) <= board.widest(asked)
 
 

@@ -25,7 +25,8 @@ import json, os, signal, sys, time
 import torch
 torch.set_num_threads(1)
 from agon_cli.recipe import load, resolved
-from agon_cli.runlog import RunFolder, describe
+from agon_cli.manifest import describe
+from agon_cli.runlog import RunFolder
 from agon_cli import assemble, train
 
 def play(out):

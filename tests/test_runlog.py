@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from agon_cli.errors import Exit, ResourceError, UsageError
-from agon_cli.runlog import RunFolder, describe, find_run, is_run, read
+from agon_cli.manifest import describe
+from agon_cli.runlog import RunFolder, find_run, is_run, read
 
 RECIPE = "model: {id: base}  # a comment\nsteps: 3\n"
 RESOLVED: dict[str, Any] = {
@@ -80,8 +81,8 @@ def test_a_new_run_holds_its_recipe_as_given_and_resolved(tmp_path: Path) -> Non
 def test_describing_a_start_loads_nothing_heavy_and_records_no_environment() -> None:
     code = (
         "import sys, json\n"
-        "from agon_cli import runlog\n"
-        "text = json.dumps(runlog.describe(1, {}, sys.argv))\n"
+        "from agon_cli import manifest\n"
+        "text = json.dumps(manifest.describe(1, {}, sys.argv))\n"
         "assert 'hunter2' not in text\n"
         "assert not {'torch', 'transformers', 'peft'} & set(sys.modules)\n"
     )
@@ -114,6 +115,31 @@ def test_a_changed_recipe_is_refused_with_its_differences_and_nothing_changes(tm
     assert "--fresh" in caught.value.hint
     assert contents(tmp_path / "run") == before
     start(tmp_path / "run").close()  # the refusal gave the lock back
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [("resumed", {}, "'resumed' is not a list"), ("hashes", ["d1"], "'hashes' is not an object")],
+)
+def test_a_manifest_that_was_edited_out_of_shape_is_refused(tmp_path: Path, key: str, value: Any, said: str) -> None:
+    begin(tmp_path / "run")
+    file = tmp_path / "run" / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+    before = contents(tmp_path / "run")
+    with pytest.raises(UsageError, match=said) as caught:
+        start(tmp_path / "run")
+    assert "manifest.json" in caught.value.message
+    assert contents(tmp_path / "run") == before
+
+
+def test_a_row_that_lacks_what_is_asked_of_it_is_named(tmp_path: Path) -> None:
+    with start(tmp_path / "run") as run:
+        run.append("metrics", [{"step": 0, "players": {"A": {"loss": 1.0}}}, {"step": 1, "players": {"A": {}}}])
+    first, second = read(tmp_path / "run", "metrics")
+    assert first["players"]["A"]["loss"] == 1.0
+    with pytest.raises(UsageError, match=r"metrics\.jsonl:2: no 'loss'"):
+        second["players"]["A"]["loss"]
+    assert second.get("loss") is None
 
 
 def test_changed_data_or_weights_are_refused(tmp_path: Path) -> None:
@@ -220,7 +246,8 @@ def test_players_whose_folders_would_collide_are_refused_at_the_start(tmp_path: 
 HOLD = """
 import json, os, sys, time
 from pathlib import Path
-from agon_cli.runlog import RunFolder, describe
+from agon_cli.manifest import describe
+from agon_cli.runlog import RunFolder
 path, resolved = Path(sys.argv[1]), json.loads(sys.argv[2])
 run = RunFolder.open(path, "", resolved, describe(0, {}, []), False)
 if sys.argv[3] == "fork":

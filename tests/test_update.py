@@ -203,16 +203,17 @@ def test_stale_gradients_of_another_player_or_step_are_not_applied(folder):
             assert torch.equal(parameter, dirty.parameters(player)[name]), name
 
 
-def test_the_gap_to_the_sampler_is_measured_per_token(folder):
+@pytest.mark.parametrize("scored_at", [0.7, 1.0])
+def test_the_gap_to_the_sampler_is_measured_per_token_at_the_samplers_temperature(folder, scored_at):
     recipe = make_recipe(folder)
     policy = Policy(recipe)
     pairs = [((5, 6, 7), (9, 10)), ((5, 6, 7), (11, 12, 13))]
     with torch.no_grad():
-        logprobs = policy.logprobs("B", pairs, 0.7).tolist()
+        logprobs = policy.logprobs("B", pairs, scored_at).tolist()
     rows = [rollout(ids, sign) for (_, ids), sign in zip(pairs, (1.0, -1.0), strict=True)]
     told = [logprobs[:2], [value + 0.3 for value in logprobs[2:]]]
     rows = [
-        replace(row, completion=replace(row.completion, logprobs=tuple(values)))
+        replace(row, completion=replace(row.completion, logprobs=tuple(values), scored_at=scored_at))
         for row, values in zip(rows, told, strict=True)
     ]
     optimiser = make_optimiser(policy.parameters("B"), recipe.optim)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from agon_cli import data, engines, verifiers
@@ -13,6 +14,7 @@ from agon_cli.data import Splits
 from agon_cli.errors import GuardError, UsageError
 from agon_cli.policy import Policy
 from agon_cli.prompts import Renderer
+from agon_cli.ranks import ALONE, Ranks
 from agon_cli.recipe.schema import Recipe
 from agon_cli.rollout import Arena
 from agon_cli.summaries import read, withhold
@@ -33,8 +35,7 @@ class World:
     def hashes(self) -> dict[str, Any]:
         """What identifies the inputs of a run: base weights by player, problems by split, prompt texts."""
         problems = {
-            name: _digest([[p.id, p.question, p.gold] for p in getattr(self.splits, name)])
-            for name in ("train", "dev", "test")
+            name: _digest([[p.id, p.question, p.gold] for p in split]) for name, split in self.splits.by_name().items()
         }
         return {
             "base": self.policy.base_hashes(),
@@ -42,26 +43,37 @@ class World:
             "prompts": _digest(self.recipe.prompts.model_dump(mode="json")),
         }
 
+    def close(self) -> None:
+        """End what runs beside this process: grading workers, and the engine's own."""
+        self.arena.verifier.close()
+        self.arena.engine.close()
 
-def assemble(recipe: Recipe) -> World:
-    """Load data, models and verifier, in the order in which a mistake is cheapest to find."""
+
+def assemble(
+    recipe: Recipe,
+    ranks: Ranks = ALONE,
+    scratch: Path | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> World:
+    """Load data, models, verifier and engine, in the order in which a mistake is cheapest to find. `scratch` and `tell`
+    are the engine's: where it may write, and to whom it says that it has to wait."""
     verifier = verifiers.make(recipe)
     try:
-        return _assembled(recipe, verifier)
+        return _assembled(recipe, verifier, ranks, scratch, tell)
     except BaseException:
         verifier.close()
         raise
 
 
-def _assembled(recipe: Recipe, verifier: Verifier) -> World:
+def _assembled(
+    recipe: Recipe, verifier: Verifier, ranks: Ranks, scratch: Path | None, tell: Callable[[str], None]
+) -> World:
     splits = data.load(recipe, verifier)
     policy = Policy(recipe)
     _check_room(recipe, policy)
     renderers = renderers_of(recipe, policy)
-    arena = Arena(recipe, engines.make(recipe, policy), renderers, verifier)
     fitting, dropped = {}, {}
-    for name in ("train", "dev", "test"):
-        given: Sequence[Problem] = getattr(splits, name)
+    for name, given in splits.by_name().items():
         kept = tuple(problem for problem in given if _fits(problem, renderers, recipe.rollout.max_prompt_tokens))
         if not kept:
             raise UsageError(
@@ -70,10 +82,9 @@ def _assembled(recipe: Recipe, verifier: Verifier) -> World:
                 "raise rollout.max_prompt_tokens or lower summary.max_tokens",
             )
         fitting[name], dropped[name] = kept, len(given) - len(kept)
-    _check_full_marks(arena, fitting["train"][0])
-    return World(
-        recipe, policy, arena, Splits(fitting["train"], fitting["dev"], fitting["test"], splits.counts), dropped
-    )
+    _check_full_marks(recipe, renderers, verifier, fitting["train"][0])
+    arena = Arena(recipe, engines.make(recipe, policy, scratch, tell), renderers, verifier, ranks=ranks)
+    return World(recipe, policy, arena, Splits(**fitting, counts=splits.counts), dropped)
 
 
 def renderers_of(recipe: Recipe, policy: Policy) -> dict[str, Renderer]:
@@ -99,11 +110,11 @@ def _fits(problem: Problem, renderers: dict[str, Renderer], limit: int) -> bool:
     return all(renderer.widest(problem) <= limit for renderer in renderers.values())
 
 
-def _check_full_marks(arena: Arena, problem: Problem) -> None:
+def _check_full_marks(recipe: Recipe, renderers: dict[str, Renderer], verifier: Verifier, problem: Problem) -> None:
     """A perfect answer, written as the recipe asks, must survive template, splitter, format term and summary; otherwise
     a whole run would be paid nothing for doing right."""
-    fmt = arena.recipe.format
-    for name, renderer in arena.renderers.items():
+    fmt = recipe.format
+    for name, renderer in renderers.items():
         prefill = renderer.plain(problem).prefill
         thought = ""
         if fmt.think is not None and fmt.think[1] not in prefill:
@@ -111,7 +122,7 @@ def _check_full_marks(arena: Arena, problem: Problem) -> None:
             thought = f"{'' if opened else fmt.think[0]} thinking {fmt.think[1]} "
         text = f"{thought}a summary {fmt.answer[0]} {problem.gold} {fmt.answer[1]}"
         reading = read(text, prefill, "stop", fmt)
-        if not reading.well_formed or withhold(reading, fmt, "tag", arena.verifier.equal) is None:
+        if not reading.well_formed or withhold(reading, fmt, "tag", verifier.equal) is None:
             raise GuardError(
                 f"player {name}: a perfect completion would not get the format term with this template and markers",
                 "check format.think and format.answer against the model's chat template (prompts.template_args)",

@@ -13,11 +13,12 @@ from typing import Any
 from agon_cli import engines, verifiers
 from agon_cli.assemble import renderers_of
 from agon_cli.errors import UsageError
-from agon_cli.evaluate import arms, direction
-from agon_cli.players import Found, find, recipe_of, take_seat, with_players
+from agon_cli.evaluate import arms, choose, direction
+from agon_cli.players import Found, could_be_base, find, recipe_of, take_seat, with_players
 from agon_cli.policy import Policy
 from agon_cli.questions import UNGRADED
 from agon_cli.recipe import Recipe, from_resolved, load
+from agon_cli.roles import Pairing
 from agon_cli.rollout import Arena, Phase, challenge, draft
 from agon_cli.runlog import find_run, read
 from agon_cli.summaries import Reading
@@ -146,9 +147,10 @@ class Cascade:
                 yield Exchange(problem, first.rollouts[0], last.rollouts[0])
 
     def close(self) -> None:
-        """Stop the verifiers."""
+        """Stop the verifiers and the engines."""
         for arena in self._arenas.values():
             arena.verifier.close()
+            arena.engine.close()
 
 
 @dataclass(frozen=True)
@@ -217,19 +219,21 @@ def pick_seats(run: Path | None, drafter: str | None, solver: str | None) -> tup
         raise UsageError("there is no run to take players from", "give both --drafter and --solver, or --run")
     cast = recipe_of(run).cast
     for name in (drafter, solver):
-        if name is not None and name not in cast and not Path(name).exists() and "/" not in name:
+        if name is not None and name not in cast and not Path(name).expanduser().exists() and not could_be_base(name):
             raise UsageError(f"{name!r} is no player of {run}", f"its players are {', '.join(cast)}")
-    ranked: list[dict[str, Any]] = [arm for arm in arms(read(run, "evals")) if arm["split"] == "dev"]
-    ranked = [arm for arm in ranked if arm["mode"] == "cascade" and arm["step"] == ranked[-1]["step"]]
-    ranked.sort(key=lambda arm: -(arm["accuracy"] or 0.0))
-    pairs = [direction(arm["arm"]) for arm in ranked]
-    for pair in pairs:
-        if drafter in (None, pair.drafter) and solver in (None, pair.challenger):
-            return pair.drafter, pair.challenger
+    dev = [arm for arm in arms(read(run, "evals")) if arm["split"] == "dev"]
+    latest = [arm for arm in dev if arm["mode"] == "cascade" and arm["step"] == dev[-1]["step"]]
+    best = choose([arm for arm in latest if _seats(direction(arm["arm"]), drafter, solver)])
+    if best is not None:
+        return direction(best)
     raise UsageError(
-        f"{run} has no dev evaluation of a cascade" + (" with that player" if pairs else "") + " to choose from",
+        f"{run} has no dev evaluation of a cascade" + (" with that player" if latest else "") + " to choose from",
         f"give both --drafter and --solver (its players are {', '.join(cast)}), or another run with --run",
     )
+
+
+def _seats(pair: Pairing, drafter: str | None, solver: str | None) -> bool:
+    return drafter in (None, pair.drafter) and solver in (None, pair.challenger)
 
 
 def record(exchange: Exchange, pair: Cascade) -> dict[str, Any]:

@@ -82,27 +82,44 @@ def train(
     fresh: Annotated[bool, typer.Option("--fresh", help="Discard the run that is there and start over.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check recipe and data, show what would run.")] = False,
     max_steps: Annotated[int | None, typer.Option(min=1, help="Stop after this step.", show_default=False)] = None,
+    gpus: Annotated[int, typer.Option(min=1, max=99, metavar="N", help="GPUs; without any, N CPU processes.")] = 1,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Train the players of RECIPE. The same command again goes on where it stopped."""
-    from agon_cli import session
+    from agon_cli import launch, session
     from agon_cli.halt import Halt
 
+    launch.attach()
     planned = session.plan(recipe, overrides or [], out)
     if dry_run:
         plan = session.dry_run(planned, fresh)
-        _results().show_plan(plan) if not as_json else _print_json("plan", plan)
+        if as_json:
+            _print_json("plan", plan)
+        else:
+            from agon_cli.console.plan import show_needs
+
+            _results().show_plan(plan)
+            show_needs(plan["needs"])
         return
     flags = [flag for flag, given in (("--json", as_json), ("--quiet", quiet)) if given]
     where = ["--out", str(out)] if out is not None else []
+    where += ["--gpus", str(gpus)] if gpus > 1 else []
     again = shlex.join(["agon", "train", recipe, *(overrides or []), *where, *flags])
-    grpo = shlex.join(["agon", "train", recipe, *(overrides or []), "method=grpo", "--out", f"{planned.out}-grpo"])
+    others = [word for word in overrides or [] if not word.startswith(("method=", "method."))]
+    grpo = shlex.join(["agon", "train", recipe, *others, "method=grpo", "--out", f"{planned.out}-grpo"])
+    if gpus > 1 and not launch.is_worker():
+        more = [*(["--fresh"] if fresh else []), *(["--max-steps", str(max_steps)] if max_steps else [])]
+        launch.launch([*shlex.split(again)[1:], *more], gpus, again)
+        return
     from agon_cli.console.observers import observer
 
+    as_json, quiet = as_json and not launch.follows(), quiet or launch.follows()
     with Halt(quiet or as_json) as halt:
         with observer(as_json, quiet) as listen:
             result = session.train(planned, ["agon", *sys.argv[1:]], fresh, max_steps, listen, halt, again)
+        if result is None:
+            return
         if as_json:
             _print_json("done", result)
         elif result["complete"]:
@@ -110,6 +127,32 @@ def train(
             _results().show_training(result, planned.recipe.seed, more)
         elif not quiet:
             _talk(f"stopped at step {result['step']} of {result['steps']} (--max-steps)", f"go on with: {again}")
+
+
+@app.command()
+def plan(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a shipped recipe.")],
+    overrides: Overrides = None,
+    gpu_mem: Annotated[float | None, typer.Option(min=0.1, metavar="GIB", show_default=False,
+                                                  help="Memory of a GPU; say what to change so that it fits.")] = None,
+    gpus: Annotated[int, typer.Option(min=1, max=99, metavar="N", help="Devices that share the work.")] = 1,
+    probe: Annotated[bool, typer.Option("--probe", help="Also take one step at its caps, measured.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:  # fmt: skip
+    """Say what RECIPE needs: memory by part, tokens, time and disk. Reads the model's configuration alone."""
+    from agon_cli import session
+
+    planned = session.plan(recipe, overrides or [], None)
+    if not (quiet or as_json):
+        _talk("taking the step, then counting" if probe else "counting on tensors without storage")
+    needs = session.needs(planned.recipe, gpu_mem, gpus, probe)
+    if as_json:
+        _print_json("needs", needs)
+    else:
+        from agon_cli.console.plan import show_needs
+
+        show_needs(needs)
 
 
 @app.command(name="eval")
@@ -285,18 +328,23 @@ def _hush_libraries() -> None:
 
 
 def _see_help(words: Sequence[str]) -> str:
-    names = [word for word in words if word in ("train", "eval", "cascade")]
+    names = [word for word in words if word in ("train", "plan", "eval", "cascade")]
     return f"see {' '.join(['agon', *names[:1], '--help'])}"
 
 
 def _fail(error: BaseException, words: Sequence[str]) -> int:
     """Say what went wrong and what to do about it; returns the exit code."""
+    from agon_cli import launch
     from agon_cli.session import failure
 
-    known = failure(error)
+    known, trace = failure(error), ""
     if known is None:
-        _talk("".join(traceback.format_exception(error)).rstrip())
+        trace = "".join(traceback.format_exception(error)).rstrip()
         known = AgonError(f"{type(error).__name__}: {error}", "this is a bug in agon: report it with the lines above")
+    if launch.report(known, trace):
+        return int(known.code)
+    if trace:
+        _talk(trace)
     message, *more = known.message.splitlines() or [""]
     _talk(f"error: {message}", *(f"       {line.strip()}" if known.code is Exit.USAGE else line for line in more))
     if known.hint:

@@ -72,6 +72,10 @@ class GradingError(AgonError):
     code = Exit.GRADING
 
 
+class LostRank(AgonError):
+    """Another process of the run is gone or silent, so this one cannot go on either (exit 1)."""
+
+
 class Stopped(AgonError):
     """A signal ended the run after its state was saved (exit 130 or 143)."""
 

@@ -21,23 +21,26 @@ def evaluate(
 
     An arm is a player alone or, in mode `cascade`, also a direction. A player's drafts are its completions of the solo
     arm, so every direction from it starts from the same ones; seeds name the split and not the step, so that successive
-    evaluations face the same luck.
+    evaluations face the same luck. Every rank evaluates its share of the problems and gets the rows of all.
     """
     recipe, when = arena.recipe, f"eval {split}"
     phase("evaluate")
-    drafts = {name: draft(arena, name, problems, samples, when, _quiet) for name in recipe.cast}
+    mine = arena.ranks.mine(problems)
+    drafts = {name: draft(arena, name, mine, samples, when, _quiet) for name in recipe.cast}
     place = {"step": step, "split": split}
-    rows = [row for name, groups in drafts.items() for row in _rows(groups, place | {"arm": name, "mode": "single"})]
+    by_arm = [
+        [_rows(group, place | {"arm": name, "mode": "single"}) for group in groups] for name, groups in drafts.items()
+    ]
     if mode == "cascade":
         # A method that trains without exchange is still deployed as a cascade that reads; only the control reads amiss.
         exchange = "shuffled" if recipe.method.exchange == "shuffled" else "rival"
         for pair in directions(recipe.cast):
             first = drafts[pair.drafter]
             finals = challenge(arena, pair.challenger, first, exchange, "per_rollout", when, _quiet)
-            rows += _cascade_rows(
-                arena, first, finals, place | {"arm": f"{pair.drafter}>{pair.challenger}", "mode": "cascade"}
-            )
-    return rows
+            arm = place | {"arm": f"{pair.drafter}>{pair.challenger}", "mode": "cascade"}
+            by_arm.append([_cascade_rows(arena, *both, arm) for both in zip(first, finals, strict=True)])
+    by_problem = arena.ranks.whole(list(zip(*by_arm, strict=True)))
+    return [row for arm in zip(*by_problem, strict=True) for rows in arm for row in rows]
 
 
 def _quiet(_: str) -> None:
@@ -56,7 +59,7 @@ def direction(name: str) -> Pairing:
     return Pairing(drafter, solver)
 
 
-def _rows(groups: Sequence[Group], place: Row) -> list[Row]:
+def _rows(group: Group, place: Row) -> list[Row]:
     return [
         place | {
             "player": group.player, "problem_id": group.problem.id, "sample": index,
@@ -66,20 +69,19 @@ def _rows(groups: Sequence[Group], place: Row) -> list[Row]:
             "text": rollout.completion.text, "summary": rollout.summary, "verdict": rollout.verdict.status,
             "extracted": rollout.verdict.extracted, "format": rollout.format,
         }
-        for group in groups
         for index, rollout in enumerate(group.rollouts)
     ]  # fmt: skip
 
 
-def _cascade_rows(arena: Arena, drafts: Sequence[Group], finals: Sequence[Group], place: Row) -> list[Row]:
-    """Rows of the final stage, each with what a reader needs to know of its draft."""
-    pairs = [pair for d, f in zip(drafts, finals, strict=True) for pair in zip(d.rollouts, f.rollouts, strict=True)]
+def _cascade_rows(arena: Arena, draft: Group, final: Group, place: Row) -> list[Row]:
+    """A problem's rows of the final stage, each with what a reader needs to know of its draft."""
+    pairs = zip(draft.rollouts, final.rollouts, strict=True)
     return [
         row | {
             "draft_verdict": a.verdict.status, "draft_tokens": len(a.completion.ids),
             "read": b.read_summary is not None, "copied": copied(a, b, arena.verifier.equal),
         }
-        for row, (a, b) in zip(_rows(finals, place), pairs, strict=True)
+        for row, (a, b) in zip(_rows(final, place), pairs, strict=True)
     ]  # fmt: skip
 
 

@@ -4,33 +4,61 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 Head = Callable[[Tensor], Tensor]
+LOGITS_AT_ONCE = 1 << 24
+"""Logits of one chunk: 64 MiB in float32, of which two or three exist at a time."""
 
 
-def token_logprobs(hidden_MH: Tensor, targets_M: Tensor, head: Head, temperature: float, chunk: int = 1024) -> Tensor:
+def token_logprobs(
+    hidden_MH: Tensor, targets_M: Tensor, head: Head, temperature: float, logits_at_once: int = LOGITS_AT_ONCE
+) -> Tensor:
     """Log-probabilities (nats, float32, shape M) of target tokens under softmax(head(hidden) / temperature).
 
-    Works through the M positions in chunks and recomputes each chunk's logits in the backward pass, so that at most
-    chunk x V logits exist at once.
+    Works through the M positions in chunks and computes each chunk's logits again in the backward pass, so that about
+    `logits_at_once` logits exist at once, whatever M and the vocabulary are.
     """
+    if not len(targets_M):
+        return hidden_MH.new_zeros(0, dtype=torch.float32)
+    vocabulary = head(hidden_MH[:1].detach()).shape[-1]
+    if torch.is_grad_enabled() and not hidden_MH.requires_grad:
+        hidden_MH = hidden_MH.detach().requires_grad_()  # the one thing to train may be an adapter on the head
+    rows = max(1, logits_at_once // vocabulary)
+    pieces = zip(hidden_MH.split(rows), targets_M.split(rows), strict=True)
+    return torch.cat([_ChunkLogprobs.apply(hidden, targets, head, temperature) for hidden, targets in pieces])
 
-    def of_chunk(hidden_CH: Tensor, targets_C: Tensor) -> Tensor:
-        logits_CV = head(hidden_CH).float() / temperature
-        return logits_CV.gather(1, targets_C[:, None]).squeeze(1) - logits_CV.logsumexp(1)
 
-    pieces = []
-    for start in range(0, hidden_MH.shape[0], chunk):
-        hidden_CH, targets_C = hidden_MH[start : start + chunk], targets_M[start : start + chunk]
-        if torch.is_grad_enabled():
-            pieces.append(checkpoint(of_chunk, hidden_CH, targets_C, use_reentrant=False))
-        else:
-            pieces.append(of_chunk(hidden_CH, targets_C))
-    return torch.cat(pieces) if pieces else hidden_MH.new_zeros(0, dtype=torch.float32)
+class _ChunkLogprobs(torch.autograd.Function):
+    """log softmax(head(h) / T)[target] for C positions. The gradient of position i with respect to its logits is
+    (onehot(target) - softmax) g / T: written over the recomputed logits, where automatic differentiation would hold
+    several tensors of that size."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden_CH: Tensor, targets_C: Tensor, head: Head, temperature: float) -> Tensor:
+        with torch.no_grad():
+            logits_CV = head(hidden_CH).float()
+            logits_CV /= temperature
+            normaliser_C = logits_CV.logsumexp(1)
+        ctx.save_for_backward(hidden_CH, targets_C, normaliser_C)
+        ctx.head, ctx.temperature = head, temperature
+        return logits_CV.gather(1, targets_C[:, None]).squeeze(1) - normaliser_C
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_CH, targets_C, normaliser_C = ctx.saved_tensors
+        scale_C = grads[0] / ctx.temperature
+        hidden_CH = hidden_CH.detach().requires_grad_()
+        with torch.enable_grad():
+            logits_CV = ctx.head(hidden_CH)
+        slope_CV = logits_CV.detach().float() / ctx.temperature
+        slope_CV.sub_(normaliser_C[:, None]).exp_().mul_(-scale_C[:, None])
+        slope_CV[torch.arange(len(targets_C), device=targets_C.device), targets_C] += scale_C
+        torch.autograd.backward(logits_CV, slope_CV.to(logits_CV.dtype))  # reaches an adapter on the head, too
+        return hidden_CH.grad, None, None, None
 
 
 @dataclass(frozen=True)

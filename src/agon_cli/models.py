@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
+from agon_cli.attention import PACKED
 from agon_cli.errors import DISK_FULL, MachineError, UnreachableError, UsageError
+from agon_cli.memory import is_out_of_memory
 from agon_cli.recipe.schema import Model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -110,13 +112,20 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
+def config(model: Model) -> Any:
+    """The base's configuration alone; no weights are read. Raises UnreachableError when it cannot be read."""
+    place = locate(model.id)
+    with _reading(model.id):
+        return AutoConfig.from_pretrained(place.source, revision=place.revision, trust_remote_code=False)
+
+
 def load(model: Model) -> tuple[Any, Any]:
     """The frozen base in evaluation mode on this machine's device, and its tokenizer.
 
     Raises UnreachableError when it cannot be read, MachineError when 4-bit loading lacks its package.
     """
     place = locate(model.id)
-    options: dict[str, Any] = {"dtype": DTYPES[model.dtype], "attn_implementation": "sdpa"}
+    options: dict[str, Any] = {"dtype": DTYPES[model.dtype], "attn_implementation": PACKED}
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if model.quantization == "nf4":
         options["quantization_config"] = _four_bits(DTYPES[model.dtype])
@@ -142,8 +151,7 @@ def _reading(model_id: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        exhausted = isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
-        if exhausted or (isinstance(error, OSError) and error.errno in DISK_FULL):
+        if is_out_of_memory(error) or (isinstance(error, OSError) and error.errno in DISK_FULL):
             raise
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         hint = "check model.id and its files, the network and HF_HUB_OFFLINE; a private model needs `hf auth login`"

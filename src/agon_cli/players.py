@@ -59,7 +59,7 @@ def find(name: str, run: Path | None, near: Recipe | None = None) -> Found:
                 f"{name} is a folder without {_CONFIG}, so it holds no adapter, and no base model either",
                 "point at a player's folder, such as runs/tiny/A, or at a saved model",
             )
-    elif not _could_be_base(name):
+    elif not could_be_base(name):
         known = ", and there is no run" if run is None else f" of {run}, which has {', '.join(recipe_of(run).players)}"
         raise UsageError(
             f"{name!r} is no player{known}",
@@ -68,7 +68,7 @@ def find(name: str, run: Path | None, near: Recipe | None = None) -> Found:
     return Found(name, base_model(name, near))
 
 
-def _could_be_base(name: str) -> bool:
+def could_be_base(name: str) -> bool:
     """Whether a name that is no folder here can be a base all the same: a path, a package, a GGUF file or a Hub id."""
     named = name.startswith(("package:", "/", "./", "../", "~")) or name.endswith(".gguf")
     return named or _HUB_ID.fullmatch(name) is not None

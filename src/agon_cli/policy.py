@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +15,9 @@ from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor
 from torch.nn import Parameter
 
-from agon_cli import models
+from agon_cli import lora, models
 from agon_cli.errors import GuardError, UsageError
+from agon_cli.forward import Row, completion_states, head, recomputing
 from agon_cli.losses import token_logprobs
 from agon_cli.recipe.schema import Lora, Model, Recipe
 from agon_cli.types import seed_of
@@ -64,14 +64,23 @@ class Policy:
                 homes[model][0].add_adapter(adapter, config)
             else:
                 base, tokenizer = models.load(model)
-                homes[model] = (_with_adapter(base, config, adapter), tokenizer)
+                homes[model] = (with_adapter(base, config, adapter), tokenizer)
             peft_model, tokenizer = homes[model]
             stops = models.stop_ids(peft_model.get_base_model(), tokenizer)
             self.seats[name] = Seat(peft_model, adapter, tokenizer, stops, model.id)
+        for peft_model, _ in homes.values():
+            lora.take_over(peft_model)
         for name, seat in self.seats.items():
             _check_head(seat)
             noise = 0.0 if recipe.method.players == "base" else recipe.players[name].noise
             _start_adapter(self.parameters(name), noise, recipe.seed, name)
+
+    @classmethod
+    def of(cls, seats: dict[str, Seat]) -> Policy:
+        """A policy of players that are there already."""
+        policy = cls.__new__(cls)
+        policy.seats = seats
+        return policy
 
     def parameters(self, player: str) -> dict[str, Parameter]:
         """The player's trainable parameters by name, in a fixed order; never found by `requires_grad`."""
@@ -91,31 +100,33 @@ class Policy:
             yield seat
 
     def logprobs(
-        self,
-        player: str,
-        rows: list[tuple[tuple[int, ...], tuple[int, ...]]],
-        temperature: float,
-        *,
-        bare: bool = False,
+        self, player: str, rows: Sequence[Row], temperature: float, *, bare: bool = False, recompute: bool = False
     ) -> Tensor:
         """Log-probabilities (nats) of every completion token, rows laid end to end; a row is (prompt ids,
-        completion ids).
+        completion ids). `recompute` keeps only the layers' inputs for the backward pass."""
+        return self.logprobs_at(player, rows, [temperature], bare=bare, recompute=recompute)[0]
 
-        Rows are padded on the right, where a causal model cannot see it, so neither padding nor row order changes them.
-        """
-        with self.acting(player, bare=bare) as seat:
-            width = max(len(prompt) + len(ids) for prompt, ids in rows)
-            ids_BT = torch.zeros(len(rows), width, dtype=torch.long)
-            picked, targets = [], []
-            for row, (prompt, ids) in enumerate(rows):
-                ids_BT[row, : len(prompt) + len(ids)] = torch.tensor(prompt + ids)
-                picked.append(torch.arange(len(ids)) + row * width + len(prompt) - 1)
-                targets.append(torch.tensor(ids))
-            device = seat.device
+    def logprobs_at(
+        self,
+        player: str,
+        rows: Sequence[Row],
+        temperatures: Sequence[float],
+        *,
+        bare: bool = False,
+        recompute: bool = False,
+    ) -> list[Tensor]:
+        """`logprobs` at each temperature; a gradient flows through the first alone."""
+        with self.acting(player, bare=bare) as seat, recomputing(seat.model, recompute):
             causal = seat.model.get_base_model()
-            hidden_BTH = causal.get_decoder()(input_ids=ids_BT.to(device), use_cache=False).last_hidden_state
-            hidden_MH = hidden_BTH.reshape(-1, hidden_BTH.shape[-1])[torch.cat(picked).to(device)]
-            return token_logprobs(hidden_MH, torch.cat(targets).to(device), lambda h: head(causal, h), temperature)
+            hidden_MH, targets_M = completion_states(causal, rows, share=not recompute)
+
+            def logits(hidden_CH: Tensor) -> Tensor:
+                return head(causal, hidden_CH)
+
+            first = token_logprobs(hidden_MH, targets_M, logits, temperatures[0])
+            with torch.no_grad():
+                rest = [token_logprobs(hidden_MH.detach(), targets_M, logits, t) for t in temperatures[1:]]
+            return [first, *rest]
 
     def adapter_state(self, player: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The player's adapter as plain PEFT stores it: tensors by file key (copies on the CPU), and its config."""
@@ -165,7 +176,8 @@ def lora_config(lora: Lora, model: Model) -> LoraConfig:
     )  # fmt: skip
 
 
-def _with_adapter(base: Any, config: LoraConfig, adapter: str) -> PeftModel:
+def with_adapter(base: Any, config: LoraConfig, adapter: str) -> PeftModel:
+    """The base with its first adapter. Raises UsageError where the config's targets fit nothing."""
     name = config.base_model_name_or_path
     config.base_model_name_or_path = base.name_or_path  # PEFT would warn of any other name, and then put this one in
     try:
@@ -189,13 +201,6 @@ def _start_adapter(parameters: dict[str, Parameter], noise: float, seed: int, pl
             parameter.copy_(start)
 
 
-def head(causal: Any, hidden_MH: Tensor) -> Tensor:
-    """Vocabulary logits of hidden states, with the soft cap some families put on them."""
-    logits_MV: Tensor = causal.get_output_embeddings()(hidden_MH)
-    cap = getattr(causal.config.get_text_config(), "final_logit_softcapping", None)
-    return torch.tanh(logits_MV / cap) * cap if cap else logits_MV
-
-
 @torch.no_grad()
 def _check_head(seat: Seat) -> None:
     """Losses take logits from hidden states in chunks; that must be what the whole model computes."""
@@ -209,14 +214,3 @@ def _check_head(seat: Seat) -> None:
             f"{seat.base_id} computes its logits in a way this version does not know",
             "report the model's name; training it would optimise the wrong numbers",
         )
-
-
-def player_folder_config(folder: Path) -> LoraConfig:
-    """The PEFT config in an adapter folder."""
-    try:
-        config = LoraConfig.from_pretrained(str(folder))
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UsageError(
-            f"{folder} holds no readable LoRA adapter: {error}", "point at a folder with adapter_config.json"
-        ) from error
-    return config

@@ -35,8 +35,8 @@ class Renderer:
         return self._render(self.prompts.plain, {"problem": problem.question})
 
     def rival(self, problem: Problem, summary: str) -> Prompt:
-        """The prompt of a challenge."""
-        return self._render(self.prompts.rival, {"problem": problem.question, "summary": self.shown(summary)})
+        """The prompt of a challenge that reads this summary, as `shown` gives it."""
+        return self._render(self.prompts.rival, {"problem": problem.question, "summary": summary})
 
     def shown(self, summary: str) -> str:
         """A summary as a challenge reads it: control tokens broken up; longer than its reserved room, it loses its

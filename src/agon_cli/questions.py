@@ -30,6 +30,8 @@ def read_problems(text: str | None, file: str | None, gold: str | None) -> list[
         if gold is not None:
             raise UsageError("--gold belongs to one problem", "write `gold` into the lines of the file")
         return _file(file)
+    if gold is not None and not gold.strip():
+        raise UsageError("--gold is empty", "leave it out to have nothing graded")
     question = _decoded(_stdin().read()) if text == "-" else text or ""
     if not question.strip():
         raise UsageError("the problem is empty", 'write agon cascade "problem"')
@@ -93,4 +95,6 @@ def _row(line: bytes, place: str) -> Problem:
     gold = next((row[key] for key in ("gold", "answer") if row.get(key) is not None), None)
     if isinstance(gold, bool) or not isinstance(gold, str | int | float | None):
         raise UsageError(f"{place}: the gold answer must be text or a number", hint)
+    if gold is not None and not str(gold).strip():
+        raise UsageError(f"{place}: the gold answer is empty", "leave it out to have nothing graded")
     return one_problem(question, None if gold is None else str(gold))

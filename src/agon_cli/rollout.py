@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from agon_cli.advantages import group_advantages
 from agon_cli.prompts import Renderer
+from agon_cli.ranks import ALONE, Ranks
 from agon_cli.recipe.schema import Recipe
 from agon_cli.rewards import challenge_reward, plain_reward
 from agon_cli.roles import Pairing
@@ -27,6 +28,8 @@ class Arena:
     verifier: Verifier
     greedy: bool = False
     """Take the likeliest token at every place; the recipe's temperature and top-p then change nothing."""
+    ranks: Ranks = ALONE
+    """The processes that share a step's problems."""
 
     @property
     def sampling(self) -> Sampling:
@@ -37,20 +40,27 @@ class Arena:
 
 def play(arena: Arena, pair: Pairing, problems: Sequence[Problem], step: int, phase: Phase) -> list[Group]:
     """All groups of one step, rewarded: the drafter's plain stream, then the challenger's rival stream where the method
-    has one."""
+    has one. Every rank plays its share of the problems and gets the groups of all."""
     size = arena.recipe.rollout.group_size
     alone = arena.recipe.method.opponent == "none"
+    mine = arena.ranks.mine(problems)
     phase("draft")
-    drafts = draft(arena, pair.drafter, problems, 2 * size if alone else size, f"step {step}", phase)
+    drafts = draft(arena, pair.drafter, mine, 2 * size if alone else size, f"step {step}", phase)
     if alone:
-        return reward_all(arena, drafts, [])
+        return gathered(arena.ranks, [reward_all(arena, drafts, [])], phase)
     phase("challenge")
     method = arena.recipe.method
-    return reward_all(
-        arena,
-        drafts,
-        challenge(arena, pair.challenger, drafts, method.exchange, method.opponent, f"step {step}", phase),
-    )
+    challenges = challenge(arena, pair.challenger, drafts, method.exchange, method.opponent, f"step {step}", phase)
+    rewarded = reward_all(arena, drafts, challenges)
+    return gathered(arena.ranks, [rewarded[: len(drafts)], rewarded[len(drafts) :]], phase)
+
+
+def gathered(ranks: Ranks, streams: Sequence[Sequence[Group]], phase: Phase) -> list[Group]:
+    """The groups of all ranks, stream after stream, each in the order of the step's problems."""
+    if ranks.size > 1:
+        phase("gather")
+    by_problem = ranks.whole(list(zip(*streams, strict=True)))
+    return [group for stream in zip(*by_problem, strict=True) for group in stream]
 
 
 def draft(arena: Arena, player: str, problems: Sequence[Problem], count: int, when: str, phase: Phase) -> list[Group]:
@@ -71,10 +81,14 @@ def challenge(
     seed = arena.recipe.seed
     facing = [opponents(group, opponent, seed_of(seed, when, "opponent", group.problem.id)) for group in drafts]
     shift = seed_of(seed, when, "shuffle")
-    shown = [[summary_shown(drafts, p, i, exchange, shift) for i in facing[p]] for p in range(len(drafts))]
+    pool, places = drafts, list(range(len(drafts)))
+    if exchange == "shuffled":  # what is read may have been drafted by another rank
+        pool, places = arena.ranks.whole(drafts), [arena.ranks.place(p) for p in places]
     renderer = arena.renderers[player]
+    summaries = [[summary_shown(pool, places[p], i, exchange, shift) for i in facing[p]] for p in range(len(drafts))]
+    shown = [[None if summary is None else renderer.shown(summary) for summary in row] for row in summaries]
     prompts = [
-        [renderer.plain(problem) if summary is None else renderer.rival(problem, summary) for summary in shown[p]]
+        [renderer.plain(problem) if text is None else renderer.rival(problem, text) for text in shown[p]]
         for p, problem in enumerate(problems)
     ]
     seeds = [
@@ -90,7 +104,7 @@ def challenge(
     graded = _graded(arena, player, "challenge", problems, prompts, completions)
     return [
         replace(group, rollouts=tuple(
-            replace(rollout, draft_index=facing[p][i], read_summary=None if text is None else renderer.shown(text))
+            replace(rollout, draft_index=facing[p][i], read_summary=text)
             for i, (rollout, text) in enumerate(zip(group.rollouts, shown[p], strict=True))
         ))
         for p, group in enumerate(graded)

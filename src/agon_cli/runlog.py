@@ -13,20 +13,16 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib.metadata
 import json
 import math
 import os
-import platform
 import shutil
-import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NoReturn, get_args
 
-from agon_cli import __version__
 from agon_cli.errors import DISK_FULL, ResourceError, UsageError
 
 Log = Literal["metrics", "rollouts", "evals"]
@@ -34,7 +30,6 @@ LOGS: tuple[Log, ...] = get_args(Log)
 
 _RECIPE, _RESOLVED, _MANIFEST, _LOCK = "recipe.yaml", "recipe.resolved.json", "manifest.json", ".lock"
 _CHECKPOINTS = "checkpoints"
-_PACKAGES = ("torch", "transformers", "peft", "safetensors", "bitsandbytes", "vllm", "math-verify", "reasoning-gym")
 _ELSEWHERE = "choose another folder with --out"
 
 _open_runs: weakref.WeakSet[RunFolder] = weakref.WeakSet()
@@ -94,15 +89,12 @@ class RunFolder:
         self._write_manifest()
 
     def _take_up(self, resolved: dict[str, Any], manifest: dict[str, Any]) -> None:
-        from agon_cli.recipe import differences  # commands that only read logs need no recipe reader
-
-        changes = differences(_object(self.path / _RESOLVED), resolved)
-        if changes:
-            raise UsageError(
-                f"{self.path} holds a run of a different recipe:\n" + _shortened(changes),
-                f"{_ELSEWHERE}, or discard the old run with --fresh",
-            )
+        _refuse_recipe(self.path, resolved)
         self.manifest = _object(self.path / _MANIFEST)
+        for key, kind, name in (("hashes", dict, "an object"), ("resumed", list, "a list")):
+            if not isinstance(self.manifest.get(key, kind()), kind):
+                hint = f"put the file back, {_ELSEWHERE}, or discard the run with --fresh"
+                raise UsageError(f"{self.path / _MANIFEST}: {key!r} is not {name}", hint)
         self._refuse_hashes(manifest.get("hashes", {}))
         entry = {key: value for key, value in manifest.items() if key != "hashes" and value != self.manifest.get(key)}
         self.manifest.setdefault("resumed", []).append(entry)
@@ -207,6 +199,15 @@ def has_begun(path: Path) -> bool:
     return is_run(path) and (any(path.glob(f"{_CHECKPOINTS}/*")) or any(p.exists() and p.stat().st_size for p in logs))
 
 
+def check(path: Path, resolved: Mapping[str, Any], fresh: bool) -> None:
+    """Raises the UsageError that `RunFolder.open` would for a player's name, for what else is in the folder, or for a
+    run of another recipe. Writes nothing, and does not ask whether the run is in use."""
+    _refuse_names(resolved.get("players", {}))
+    _refuse_foreign(path)
+    if not fresh and has_begun(path):
+        _refuse_recipe(path, json.loads(json.dumps(resolved)))
+
+
 def find_run(path: Path | None = None, runs: Path = Path("runs")) -> Path:
     """The run at `path`, or named so under `runs`; without `path`, the run under `runs` that last made progress.
 
@@ -234,8 +235,21 @@ def _known(runs: Path) -> str:
     return f"; under {runs}/ there are: " + ", ".join(names) if names else ""
 
 
+class _Values(dict[str, Any]):
+    """A JSON object of a log. A key that a reader needs and it lacks is the file's fault, and told as such."""
+
+    def __init__(self, place: str, values: dict[str, Any]) -> None:
+        super().__init__(values)
+        self._place = place
+
+    def __missing__(self, key: str) -> NoReturn:
+        hint = "it was edited, or another version wrote it: put the file back, or discard the run with --fresh"
+        raise UsageError(f"{self._place}: no {key!r} where one belongs", hint)
+
+
 def read(run: Path, name: Log) -> Iterator[dict[str, Any]]:
-    """The rows of a run's log, in order. Raises UsageError naming file and line where one is not a JSON object."""
+    """The rows of a run's log, in order. Raises UsageError naming file and line where one is not a JSON object; so does
+    a row that is asked for a key it lacks."""
     path = run / f"{name}.jsonl"
     try:
         file = path.open("rb")
@@ -244,7 +258,7 @@ def read(run: Path, name: Log) -> Iterator[dict[str, Any]]:
     with file:
         for number, line in enumerate(file, start=1):
             try:
-                row = json.loads(line)
+                row = json.loads(line, object_hook=partial(_Values, f"{path}:{number}"))
             except (ValueError, RecursionError) as error:
                 raise _bad_row(path, number, f"not JSON: {error}") from error
             if not isinstance(row, dict) or not line.endswith(b"\n"):
@@ -255,31 +269,6 @@ def read(run: Path, name: Log) -> Iterator[dict[str, Any]]:
 def _bad_row(path: Path, number: int, what: str) -> UsageError:
     hint = "a run that was killed can leave half a row: the command that trains it cuts it and goes on"
     return UsageError(f"{path}:{number}: {what}", hint)
-
-
-def describe(seed: int, hashes: Mapping[str, str], argv: Sequence[str]) -> dict[str, Any]:
-    """The manifest of a start: time (UTC), argv, seed, hashes (of prompts, data, base weights), versions, hardware.
-
-    Imports nothing heavy; a GPU is named only when torch is already loaded. Nothing of the environment is recorded.
-    """
-    versions = {"agon": __version__, "python": platform.python_version()}
-    for package in _PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
-    hardware: dict[str, Any] = {"machine": platform.machine(), "system": platform.system(), "cpus": os.cpu_count()}
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        hardware["threads"] = torch.get_num_threads()
-        hardware["cpu"] = torch.backends.cpu.get_cpu_capability()
-        hardware["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return {
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "argv": list(argv),
-        "seed": seed,
-        "hashes": dict(hashes),
-        "versions": versions,
-        "hardware": hardware,
-    }
 
 
 def _line(row: Mapping[str, Any]) -> str:
@@ -315,6 +304,17 @@ def _object(path: Path) -> dict[str, Any]:
 def _shortened(changes: Sequence[str], most: int = 20) -> str:
     more = [f"and {len(changes) - most} more"] if len(changes) > most else []
     return "\n".join(f"  {change}" for change in [*changes[:most], *more])
+
+
+def _refuse_recipe(path: Path, resolved: dict[str, Any]) -> None:
+    from agon_cli.recipe import differences  # commands that only read logs need no recipe reader
+
+    changes = differences(_object(path / _RESOLVED), resolved)
+    if changes:
+        raise UsageError(
+            f"{path} holds a run of a different recipe:\n" + _shortened(changes),
+            f"{_ELSEWHERE}, or discard the old run with --fresh",
+        )
 
 
 def _refuse_names(players: Iterable[str]) -> None:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agon_cli.errors import DISK_FULL, AgonError, Exit, ResourceError, Stopped, UsageError
 from agon_cli.halt import Halt
-from agon_cli.recipe import Recipe, differences, load, locate, resolved
-from agon_cli.runlog import RunFolder, describe, find_run, has_begun, is_run, read
+from agon_cli.manifest import describe
+from agon_cli.memory import is_out_of_memory
+from agon_cli.recipe import Recipe, load, locate, resolved
+from agon_cli.runlog import RunFolder, check, find_run, has_begun, is_run, read
 
 if TYPE_CHECKING:
     from agon_cli.assemble import World
     from agon_cli.players import Found
+    from agon_cli.ranks import Ranks
 
 Emit = Callable[..., None]
 Row = dict[str, Any]
-SPLITS = ("train", "dev", "test")
 INTERVAL = 10
 """Steps between two reports of a run that is not evaluated in between."""
 
@@ -84,47 +85,68 @@ def sampling(recipe: Recipe) -> Row:
 
 
 def dry_run(planned: Plan, fresh: bool) -> Row:
-    """What `train` would do, with the problems counted; loads data and no model, writes nothing.
+    """What `train` would do, with the problems counted and what it needs; loads data and no weights, writes nothing.
 
-    `there` says what becomes of a run in the folder: `none` is there, it `goes on`, or is `discarded`, or is `refused`
-    because its recipe differs as `differences` lists.
+    `there` says what becomes of a run in the folder: `none` is there, it is `complete`, `goes on` or is `discarded`.
+    Raises the UsageError that `train` would.
     """
     from agon_cli import data
-    from agon_cli.players import recipe_of
 
-    there, changes = "none", []
+    check(planned.out, resolved(planned.recipe), fresh)
+    there = "none"
     if has_begun(planned.out):
-        changes = differences(resolved(recipe_of(planned.out)), resolved(planned.recipe))
-        there = "discarded" if fresh else "refused" if changes else "goes on"
+        there = "discarded" if fresh else "complete" if is_complete(planned.out, planned.steps) else "goes on"
+    problems = data.load(planned.recipe).sizes()
+    return planned.describe() | {"problems": problems, "there": there, "needs": needs(planned.recipe)}
 
-    splits = data.load(planned.recipe)
-    problems = {name: len(getattr(splits, name)) for name in SPLITS}
-    return planned.describe() | {"problems": problems, "there": there, "differences": changes}
+
+def needs(recipe: Recipe, gpu_memory: float | None = None, gpus: int = 1, measure: bool = False) -> Row:
+    """What a recipe will take on each of `gpus` devices of `gpu_memory` GiB, without its weights; `measure` also takes
+    one step as heavy as they come, under `probe`."""
+    from agon_cli.plan import GIB, estimate
+
+    measured = None
+    if measure:
+        from agon_cli.probe import probe
+
+        measured = probe(recipe)
+    return estimate(recipe, int(gpu_memory * GIB) if gpu_memory else None, gpus) | {"probe": measured}
 
 
 def train(
     planned: Plan, command: Sequence[str], fresh: bool, until: int | None, emit: Emit, halt: Halt, again: str
-) -> Row:
-    """Train, or go on training; the figures before and after, where the run is complete by then.
+) -> Row | None:
+    """Train, or go on training; the figures before and after, where the run is complete by then. None on every rank
+    but the first, which alone has the run folder.
 
     `again` is the command that continues. Raises Stopped when a signal ended the run, and whatever training raises.
     """
-    recipe = planned.recipe
+    recipe, steps = planned.recipe, planned.steps
     text = planned.source.read_text(encoding="utf-8", errors="replace")
     emit("start", **planned.describe(), until=until)
     manifest = describe(recipe.seed, {}, command)
     try:
-        with RunFolder.open(planned.out, text, resolved(recipe), manifest, fresh) as run:
-            example = None
-            if is_complete(run.path, planned.steps):
-                emit("complete", step=planned.steps, out=str(planned.out))
+        from agon_cli.ranks import join
+
+        ranks = join()
+        manifest["hardware"]["ranks"] = ranks.size
+        if ranks.size > 1:
+            emit("ranks", size=ranks.size, device=ranks.device)
+        opened = RunFolder.open(planned.out, text, resolved(recipe), manifest, fresh) if ranks.first else nullcontext()
+        with opened as run:
+            reached, example = steps, None
+            if ranks.told(lambda: is_complete(planned.out, steps)):
+                emit("complete", step=steps, out=str(planned.out))
             else:
-                reached, example = _play(planned, run, until, emit, halt)
-                if halt() and not is_complete(run.path, planned.steps):
-                    raise _stopped(halt, f"after step {reached} of {planned.steps}; the state is saved", again)
-                if reached < planned.steps:
-                    return {"complete": False, "step": reached, "steps": planned.steps, "out": str(planned.out)}
-            told = {"complete": True, "step": planned.steps, "steps": planned.steps, "out": str(planned.out)}
+                reached, example = _play(planned, run, ranks, until, emit, halt)
+                if ranks.first and halt() and not is_complete(planned.out, steps):
+                    raise _stopped(halt, f"after step {reached} of {steps}; the state is saved", again)
+            ranks.leave()
+            if run is None:
+                return None
+            told: Row = {"complete": reached >= steps, "step": reached, "steps": steps, "out": str(planned.out)}
+            if reached < steps:
+                return told
             return told | {"example": example or _example(recipe)} | outcome(run.read("evals"))
     except KeyboardInterrupt:
         raise _stopped(halt, "between steps; every step taken is saved", again) from None
@@ -135,26 +157,37 @@ def _stopped(halt: Halt, when: str, again: str) -> Stopped:
     return Stopped(f"stopped by {name} {when}", f"continue with: {again}", halt.code)
 
 
-def _play(planned: Plan, run: RunFolder, until: int | None, emit: Emit, halt: Halt) -> tuple[int, str]:
+def _play(
+    planned: Plan, run: RunFolder | None, ranks: Ranks, until: int | None, emit: Emit, halt: Halt
+) -> tuple[int, str]:
     """Load everything and train; the step reached, and a problem to try the players on."""
     from agon_cli.assemble import assemble
     from agon_cli.train import train as train_loop
 
     emit("phase", name="load")
-    world = assemble(planned.recipe)
+    scratch = planned.out / ".adapters"
+    world = assemble(planned.recipe, ranks, scratch, lambda text: emit("warning", text=text))
     try:
-        run.record_hashes(_flat(world.hashes()))
+        hashes = _flat(world.hashes())
+        ranks.check_same("weights, data or prompts", repr(hashes), "give every machine the same files")
         _tell_problems(world, emit)
-        with suppress(UsageError):  # the row a killed run tore is cut when the loop resumes
-            emit("history", rows=[row for row in run.read("metrics") if row["step"] < planned.every])
+        if run is not None:
+            run.record_hashes(hashes)
+            with suppress(UsageError):  # the row a killed run tore is cut when the loop resumes
+                emit("history", rows=[row for row in run.read("metrics") if row["step"] < planned.every])
 
         def watched(kind: str, **payload: Any) -> None:
             halt.watch(kind, payload)
             emit(kind, **payload)
 
-        return train_loop(world, run, watched, halt, until), world.splits.dev[0].question
+        def stop() -> bool:
+            said = next((signal for signal in ranks.gather(halt.signal) if signal is not None), None)
+            halt.signal = halt.signal or said  # one that came meanwhile is for the next step to heed, on all ranks
+            return said is not None
+
+        return train_loop(world, run, watched, stop, until), world.splits.dev[0].question
     finally:
-        world.arena.verifier.close()
+        world.close()
 
 
 def _example(recipe: Recipe) -> str | None:
@@ -178,7 +211,7 @@ def _flat(hashes: Row, prefix: str = "") -> dict[str, str]:
 
 def _tell_problems(world: World, emit: Emit) -> None:
     """How many problems there are, and what became of the rows that are not among them."""
-    emit("data", problems={name: len(getattr(world.splits, name)) for name in SPLITS}, rows=world.splits.counts)
+    emit("data", problems=world.splits.sizes(), rows=world.splits.counts)
     for name, count in world.dropped.items():
         if count:
             limit = world.recipe.rollout.max_prompt_tokens
@@ -328,13 +361,14 @@ def evaluate(who: Entrant, mode: str | None, split: str, limit: int | None, samp
     try:
         for name, found in who.seats.items():
             take_seat(world.policy, name, found)
+            world.arena.engine.publish(name)
         _tell_problems(world, emit)
         rows: list[Row] = []
         for part in ["dev", "test"] if split == "test" and mode == "cascade" and len(who.recipe.cast) > 1 else [split]:
             problems = getattr(world.splits, part)[:limit]
             rows += rows_of(world.arena, problems, part, who.step, mode, samples, lambda name: emit("phase", name=name))
     finally:
-        world.arena.verifier.close()
+        world.close()
     figures = arms(rows)
     check_grading(sum(arm["grader_errors"] for arm in figures), len(rows))
     return {
@@ -354,11 +388,7 @@ def failure(error: BaseException) -> AgonError | None:
         return Stopped("interrupted", "", Exit.SIGINT)
     if isinstance(error, OSError) and error.errno in DISK_FULL:
         return ResourceError(f"disk full: {error.filename or ''} {error.strerror}", "free some space and run it again")
-    torch = sys.modules.get("torch")
-    exhausted: tuple[type[BaseException], ...] = (MemoryError,)
-    if torch is not None:
-        exhausted += (torch.OutOfMemoryError,)
-    if isinstance(error, exhausted) or "allocate memory" in str(error):
+    if is_out_of_memory(error):
         first = str(error).strip().partition("\n")[0]
         hint = "lower engine.batch_tokens and optim.micro_batch_tokens: they change memory, not results"
         return ResourceError(f"out of memory{': ' if first else ''}{first}", hint)

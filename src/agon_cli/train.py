@@ -16,13 +16,17 @@ Where this departs from the paper (arXiv 2607.07690) or fills what it leaves ope
  8. Only a failure of the grader itself is masked. What cannot be read or exhausts the grader is wrong.
  9. A player without any signal in a step is left as it is: momentum alone must not move it.
 10. With one player in both roles, both streams feed one update, each normalised within its own groups.
-11. Every random draw is a hash of seed, step, player, role, problem and index, so a run can stop and go on anywhere.
+11. Every random draw is a hash of seed, step, player, role, problem and index, so a run can stop and go on anywhere,
+    on any number of processes.
+12. Several processes share each step's problems; gradients are summed over them, and each takes the same step. One
+    process is simply their number being 1: nothing below asks.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +34,7 @@ from torch.nn import Parameter
 
 from agon_cli import data
 from agon_cli.assemble import World
+from agon_cli.canary import Canary
 from agon_cli.checkpoint import PlayerState, Snapshot, load, newest, save
 from agon_cli.evaluate import arms, evaluate
 from agon_cli.metrics import Watch, check_grading, grader_errors
@@ -38,7 +43,7 @@ from agon_cli.records import rollout_rows, step_metrics, telling_sample
 from agon_cli.roles import Pairing, pairing
 from agon_cli.rollout import play
 from agon_cli.runlog import RunFolder
-from agon_cli.types import Group
+from agon_cli.types import Group, Prompt
 from agon_cli.update import Update, learning_rate, make_optimiser, update
 
 Emit = Callable[..., None]
@@ -62,15 +67,19 @@ class Clock:
             self.emit("phase", name=name)
 
 
-def train(world: World, run: RunFolder, emit: Emit, stop: Callable[[], bool], until: int | None = None) -> int:
+def train(world: World, run: RunFolder | None, emit: Emit, stop: Callable[[], bool], until: int | None = None) -> int:
     """Train from the newest whole checkpoint to the recipe's last step (or `until`); returns the step reached.
 
-    `stop` is asked after every step; when it says so the state is saved and the loop ends. Raises GuardError (numbers
-    that cannot be trusted), GradingError (the verifier fails too often) and ResourceError (disk).
+    `run` is None on every rank but the first, which alone reads and writes the run folder. `stop` is asked after every
+    step, on all ranks, and gives all the same answer; when it says so the state is saved and the loop ends. Raises
+    GuardError (numbers that cannot be trusted), GradingError (the verifier fails too often), ResourceError (disk) and
+    LostRank (another rank is gone or silent).
     """
-    recipe, policy = world.recipe, world.policy
+    recipe, policy, ranks = world.recipe, world.policy, world.arena.ranks
     optimisers = {name: make_optimiser(policy.parameters(name), recipe.optim) for name in recipe.cast}
     start, watch, grading = resume(world, run, optimisers, emit)
+    canary = Canary(policy, world.arena.engine, telling_prompts(world), recipe.rollout.max_tokens)
+    canary.start()
     last = max(start, min(last_step(recipe), until if until is not None else recipe.steps))
     for step in range(start, last):
         evaluate_if_due(world, run, step, emit)
@@ -86,9 +95,11 @@ def train(world: World, run: RunFolder, emit: Emit, stop: Callable[[], bool], un
         for player in dict.fromkeys(pair):
             own = [group for group in groups if group.player == player]
             updates[player] = update(
-                policy, player, own, optimisers[player], recipe.optim, recipe.rollout.temperature, lr
+                policy, player, own, optimisers[player], recipe.optim, recipe.rollout.temperature, lr, ranks
             )
             world.arena.engine.publish(player)
+        for player in updates:
+            canary.published(player)
         clock("")
         log(world, run, step, pair, groups, updates, clock.seconds, watch, emit)
         halted = stop()
@@ -101,32 +112,51 @@ def train(world: World, run: RunFolder, emit: Emit, stop: Callable[[], bool], un
     return last
 
 
+def telling_prompts(world: World) -> dict[str, Prompt]:
+    """What each player is asked when its engine is checked: the first training problem."""
+    first = world.splits.train[0]
+    return {name: renderer.plain(first) for name, renderer in world.arena.renderers.items()}
+
+
 def last_step(recipe: Recipe) -> int:
     """Optimiser steps of the recipe's method; none for the untrained base."""
     return 0 if recipe.method.players == "base" else recipe.steps
 
 
 def resume(
-    world: World, run: RunFolder, optimisers: dict[str, torch.optim.AdamW], emit: Emit
+    world: World, run: RunFolder | None, optimisers: dict[str, torch.optim.AdamW], emit: Emit
 ) -> tuple[int, Watch, Grading]:
     """Put the newest whole checkpoint into players and optimisers and cut the logs to it; the step to go on from."""
+    ranks, watch, grading = world.arena.ranks, Watch(), Grading()
+    path, snapshot = ranks.told(lambda: _stored(run, emit))
+    for name, state in snapshot.players.items():
+        world.policy.load_adapter_state(name, state.adapter, f"{path}/{name}")
+        _restore(optimisers[name], world.policy.parameters(name), state.optimiser)
+    for name in world.recipe.cast:
+        hint = "all ranks must read the same base and use the same versions"
+        ranks.check_same(f"player {name}'s adapter at the start", world.policy.parameters(name), hint)
+    for row in ranks.told(lambda: _cut_to(snapshot, run)):
+        watch.flags(row)
+        grading.count(row["grader_errors"], row["completions"])
+    if path is not None:
+        emit("resumed", step=snapshot.step, checkpoint=path)
+    return snapshot.step, watch, grading
+
+
+def _stored(run: RunFolder | None, emit: Emit) -> tuple[str | None, Snapshot]:
+    """The newest whole checkpoint and where it lies; before the first, an empty one at step 0."""
+    assert run is not None
     path, skipped = newest(run.path / "checkpoints")
     for sentence in skipped:
         emit("warning", text=sentence)
-    watch, grading = Watch(), Grading()
-    if path is None:
-        run.cut({})
-        return 0, watch, grading
-    snapshot = load(path)
-    for name, state in snapshot.players.items():
-        world.policy.load_adapter_state(name, state.adapter, str(path / name))
-        _restore(optimisers[name], world.policy.parameters(name), state.optimiser)
+    return (None, Snapshot(0, {}, {})) if path is None else (str(path), load(path))
+
+
+def _cut_to(snapshot: Snapshot, run: RunFolder | None) -> list[dict[str, Any]]:
+    """The rows of metrics that are left once the logs are as long as they were at the checkpoint."""
+    assert run is not None
     run.cut(snapshot.log_sizes)
-    for row in run.read("metrics"):
-        watch.flags(row)
-        grading.count(row["grader_errors"], row["completions"])
-    emit("resumed", step=snapshot.step, checkpoint=str(path))
-    return snapshot.step, watch, grading
+    return list(run.read("metrics"))
 
 
 class Grading:
@@ -146,28 +176,33 @@ class Grading:
         check_grading(self.errors, self.total)
 
 
-def evaluate_if_due(world: World, run: RunFolder, step: int, emit: Emit) -> bool:
+def evaluate_if_due(world: World, run: RunFolder | None, step: int, emit: Emit) -> bool:
     """Evaluate before the first step and after the last on dev and test, in between on dev every `eval.every` steps,
     unless the run already holds it."""
     recipe = world.recipe
     ends = step in (0, last_step(recipe))
     if not ends and not (recipe.eval.every and step % recipe.eval.every == 0):
         return False
-    have = {(row["step"], row["split"]) for row in run.read("evals")}
+    have = world.arena.ranks.told(lambda: {(row["step"], row["split"]) for row in run.read("evals")} if run else set())
     due = [split for split in (("dev", "test") if ends else ("dev",)) if (step, split) not in have]
     for split in due:
         clock = Clock(emit)
         rows = evaluate(world.arena, getattr(world.splits, split), split, step, recipe.method.deploy, 1, clock)
         clock("")
-        run.append("evals", rows)
+        if run is not None:
+            run.append("evals", rows)
         figures = arms(rows)
         emit("eval", step=step, split=split, arms=figures, seconds=clock.seconds)
         check_grading(sum(arm["grader_errors"] for arm in figures), len(rows))
     return bool(due)
 
 
-def checkpoint(world: World, run: RunFolder, optimisers: dict[str, torch.optim.AdamW], step: int, emit: Emit) -> None:
-    """Save both players, both optimisers and the logs' sizes as one whole."""
+def checkpoint(
+    world: World, run: RunFolder | None, optimisers: dict[str, torch.optim.AdamW], step: int, emit: Emit
+) -> None:
+    """Save both players, both optimisers and the logs' sizes as one whole; they are the same on every rank."""
+    if run is None:
+        return
     players = {}
     for name in world.recipe.cast:
         tensors, config = world.policy.adapter_state(name)
@@ -198,7 +233,7 @@ def _restore(optimiser: torch.optim.AdamW, parameters: dict[str, Parameter], mom
 
 def log(
     world: World,
-    run: RunFolder,
+    run: RunFolder | None,
     step: int,
     pair: Pairing,
     groups: Sequence[Group],
@@ -207,7 +242,9 @@ def log(
     watch: Watch,
     emit: Emit,
 ) -> None:
-    """One metrics row and one row per completion."""
+    """One metrics row and one row per completion, of all ranks."""
+    if run is None:
+        return
     row = step_metrics(step, pair, groups, updates, seconds, world.arena.verifier.equal)
     row["flags"] = watch.flags(row)
     run.append("rollouts", rollout_rows(world.recipe, step, groups))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from agon_cli.batching import by_token_budget
 from agon_cli.errors import GuardError
 from agon_cli.losses import PolicyBatch, policy_gradient_loss
 from agon_cli.policy import Policy
+from agon_cli.ranks import ALONE, Ranks
 from agon_cli.recipe.schema import Optim
 from agon_cli.types import Group, Rollout
 
@@ -57,20 +58,33 @@ def token_weights(rollouts: Sequence[Rollout], denominator: str) -> list[float]:
     return [1.0 / (max(1, len(counted)) * len(rollout.completion.ids)) for rollout in rollouts]
 
 
+def moves(rollout: Rollout, optim: Optim) -> bool:
+    """Whether a rollout has any part in the loss."""
+    return not rollout.verdict.masked and (rollout.advantage != 0.0 or optim.kl > 0.0)
+
+
 def accumulate_gradient(
-    policy: Policy, player: str, groups: Sequence[Group], optim: Optim, temperature: float
+    policy: Policy,
+    player: str,
+    groups: Sequence[Group],
+    optim: Optim,
+    temperature: float,
+    mine: Container[int] | None = None,
 ) -> tuple[float, float, float]:
     """Put the gradient of the player's step into its parameters; returns loss, sampler gap (nats per token) and KL.
+
+    Only the groups whose indices are in `mine` (None: all) are computed; denominators are counted over all of them.
 
     Rollouts without advantage add nothing and are not recomputed, unless a KL term needs them. On its way back the loss
     is scaled by about its denominator, a power of two: else a float16 base would round most of a large step to zero.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
+    owned = [mine is None or number in mine for number, group in enumerate(groups) for _ in group.rollouts]
     weights = token_weights(rollouts, optim.denominator)
     scale = 2.0 ** round(-math.log2(max(weights)))
     wanted = [
         index for index, rollout in enumerate(rollouts)
-        if not rollout.verdict.masked and (rollout.advantage != 0.0 or optim.kl > 0.0)
+        if owned[index] and moves(rollout, optim)
     ]  # fmt: skip
     lengths = [len(rollouts[index].prompt.ids) + len(rollouts[index].completion.ids) for index in wanted]
     loss_sum = kl_sum = gap_sum = 0.0
@@ -79,7 +93,9 @@ def accumulate_gradient(
         chosen = [wanted[index] for index in batch]
         rows = [rollouts[index] for index in chosen]
         pairs = [(row.prompt.ids, row.completion.ids) for row in rows]
-        logprobs_M = policy.logprobs(player, pairs, temperature)
+        scored_at = rows[0].completion.scored_at
+        temperatures = [temperature] if scored_at == temperature else [temperature, scored_at]
+        logprobs_M, *elsewhere = policy.logprobs_at(player, pairs, temperatures, recompute=optim.checkpointing)
         reference_M = None
         if optim.kl > 0.0:
             with torch.no_grad():
@@ -93,7 +109,7 @@ def accumulate_gradient(
         loss, sums = policy_gradient_loss(inputs, optim.kl)
         (loss * scale).backward()
         sampled_M = torch.tensor([value for row in rows for value in row.completion.logprobs], device=logprobs_M.device)
-        gap_sum += float((logprobs_M.detach() - sampled_M).abs().sum())
+        gap_sum += float(([logprobs_M, *elsewhere][-1].detach() - sampled_M).abs().sum())
         tokens += len(sampled_M)
         loss_sum += float(loss.detach())
         kl_sum += sums.get("kl", 0.0)
@@ -117,10 +133,13 @@ def update(
     optim: Optim,
     temperature: float,
     lr: float,
+    ranks: Ranks = ALONE,
 ) -> Update:
     """One optimiser step for `player` on its groups; without any advantage (and without KL) the player is left alone.
 
-    Raises GuardError when the loss or the gradient is not finite, or zero although some advantage is not.
+    Every rank has all groups of the step, computes the gradient of its part of them, and takes the same step on the
+    sum. Raises GuardError when the loss or the gradient is not finite, or zero although some advantage is not, or when
+    the adapter is no longer the same on all ranks.
     """
     counted = [rollout for group in groups for rollout in group.rollouts if not rollout.verdict.masked]
     signal = any(rollout.advantage != 0.0 for rollout in counted)
@@ -130,7 +149,11 @@ def update(
     for parameter in parameters.values():
         parameter.requires_grad_(True)
         parameter.grad = None
-    loss, gap, kl = accumulate_gradient(policy, player, groups, optim, temperature)
+    tokens = [sum(len(r.completion.ids) for r in group.rollouts if moves(r, optim)) for group in groups]
+    mine = ranks.deal(tokens)
+    sums = accumulate_gradient(policy, player, groups, optim, temperature, mine)
+    loss, gap, kl = _over_ranks(ranks, *sums, sum(tokens[index] for index in mine))
+    ranks.add_up(parameters)
     norm = float(torch.nn.utils.clip_grad_norm_(parameters.values(), optim.clip_norm))
     if not (math.isfinite(loss) and math.isfinite(norm)):
         raise GuardError(
@@ -146,4 +169,13 @@ def update(
         group["lr"] = lr
     optimiser.step()
     optimiser.zero_grad(set_to_none=True)
+    hint = "a rank computes or is told other numbers: check its hardware; the last checkpoint is untouched"
+    ranks.check_same(f"player {player}'s adapter after its update", parameters, hint)
     return Update(loss, norm, lr, gap, kl, applied=True)
+
+
+def _over_ranks(ranks: Ranks, loss: float, gap: float, kl: float, tokens: int) -> tuple[float, float, float]:
+    """Loss and KL summed over ranks, and the gap (nats per token) averaged over the tokens of all."""
+    parts = ranks.gather((loss, gap * tokens, kl, tokens))
+    losses, gaps, kls, counts = zip(*parts, strict=True)
+    return sum(losses), sum(gaps) / max(1, sum(counts)), sum(kls)

@@ -110,6 +110,11 @@ class Lines(Observer):
         for line in plan_lines(plan):
             self.say(line)
 
+    def on_ranks(self, size: int, device: str) -> None:
+        """Say how many processes share the work, and where they run."""
+        where = "with a GPU each" if device == "cuda" else "all on the CPU, for there is no GPU"
+        self.say(f"{size} processes share every step's problems, {where}")
+
     def on_data(self, problems: dict[str, int], rows: dict[str, int]) -> None:
         """Say how many problems there are, and which rows were left out and why."""
         self.say(problems_line(problems) + "".join(f"; {label}: {count}" for label, count in rows.items()))

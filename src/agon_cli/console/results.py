@@ -44,10 +44,9 @@ def show_plan(plan: Row) -> None:
         "none": "",
         "goes on": "; the run that is there would go on",
         "discarded": "; the run that is there would be discarded",
-        "refused": "; the run that is there has another recipe, so this would be refused:",
+        "complete": "; the run that is there is complete, and would only be shown again",
     }[plan["there"]]
-    changes = [f"  {change}" for change in plan["differences"] if plan["there"] == "refused"]
-    for line in [*plan_lines(plan), f"a dry run: no model was loaded, nothing was written{there}", *changes]:
+    for line in [*plan_lines(plan), f"a dry run: no model was loaded, nothing was written{there}"]:
         _say(screen(), line)
 
 

@@ -38,6 +38,14 @@ class Splits:
     test: tuple[Problem, ...]
     counts: dict[str, int] = field(default_factory=dict)
 
+    def by_name(self) -> dict[str, tuple[Problem, ...]]:
+        """Every split's problems, in the order train, dev, test."""
+        return {name: getattr(self, name) for name in NAMES}
+
+    def sizes(self) -> dict[str, int]:
+        """How many problems each split has, in the same order."""
+        return {name: len(problems) for name, problems in self.by_name().items()}
+
 
 def load(recipe: Recipe, grader: Grader | None = None) -> Splits:
     """The recipe's problems. With a grader, every gold that goes into a split has passed it.
@@ -55,7 +63,7 @@ def load(recipe: Recipe, grader: Grader | None = None) -> Splits:
                 "lower split.dev and split.test (split: {dev: 50, test: 50}), or loosen data.filters",
             )
     found = {label: number for label, number in counts.items() if number}
-    return Splits(tuple(taken["train"]), tuple(taken["dev"]), tuple(taken["test"]), found)
+    return Splits(**{name: tuple(taken[name]) for name in NAMES}, counts=found)
 
 
 def _fixed(split: Split, grader: Grader | None, counts: Counter[str]) -> dict[str, list[Problem]]:

@@ -7,10 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from agon_cli import lora
 from agon_cli.batching import by_token_budget
+from agon_cli.engines.cache import make_room
 from agon_cli.engines.sampling import draw, uniforms
 from agon_cli.errors import GuardError
-from agon_cli.policy import Policy, Seat, head
+from agon_cli.forward import cache_name, head, left_padded
+from agon_cli.policy import Policy, Seat
 from agon_cli.types import Completion, Prompt, Sampling
 
 
@@ -44,7 +47,7 @@ class HFEngine:
         rows = [(p, seed) for p in range(len(prompts)) for seed in seeds[p]]
         widths = [len(prompts[p].ids) + sampling.max_tokens for p, _ in rows]
         found: dict[int, Completion] = {}
-        with self.policy.acting(player) as seat:
+        with self.policy.acting(player) as seat, lora.held(seat.model):
             for batch in by_token_budget(widths, self.batch_tokens):
                 asked = sorted({rows[index][0] for index in batch})
                 order = sorted(batch)
@@ -65,13 +68,12 @@ def _generate(
     owner = torch.tensor(owners, device=device)
     draws_BT = uniforms(seeds, sampling.max_tokens).to(device)
     stops = torch.tensor(seat.stop_ids, device=device)
-    ids_PT, mask_PT = _left_padded(prompts, device)
-    places_PT = (mask_PT.cumsum(-1) - 1).clamp(min=0)
+    ids_PT, mask_PT, places_PT = left_padded(prompts, device)
     decoder = causal.get_decoder()
     out = decoder(input_ids=ids_PT, attention_mask=mask_PT, position_ids=places_PT, use_cache=True)
-    name = "cache" if "cache" in out else "past_key_values"  # the older name up to transformers 5.20
+    name = cache_name(out)
     cache = out[name]
-    cache.reorder_cache(owner)  # picks rows in every kind of layer; linear attention has no batch_select_indices
+    make_room(cache, owner, mask_PT.shape[1] + sampling.max_tokens)
     logits_BV = head(causal, out.last_hidden_state[:, -1])[owner]
     mask_BT = torch.ones(len(owner), mask_PT.shape[1] + sampling.max_tokens, dtype=torch.long, device=device)
     mask_BT[:, : mask_PT.shape[1]] = mask_PT[owner]
@@ -85,9 +87,8 @@ def _generate(
     stopped_B = torch.zeros(total, dtype=torch.bool, device=device)
     alive = torch.arange(total, device=device)  # row of the whole batch that each row still in the cache stands for
     for step in range(sampling.max_tokens):
-        if step < sampling.min_tokens:
-            logits_BV[:, stops] = float("-inf")
-        token_B, logprob_B = draw(logits_BV, draws_BT[alive, step], sampling)
+        banned = stops if step < sampling.min_tokens else None
+        token_B, logprob_B = draw(logits_BV, draws_BT[alive, step], sampling, banned)
         running_B = ~stopped_B[alive]
         tokens_BT[alive, step] = token_B
         logprobs_BT[alive, step] = logprob_B
@@ -112,16 +113,6 @@ def _generate(
         )
         logits_BV = head(causal, out.last_hidden_state[:, -1])
     return _completions(seat, tokens_BT, logprobs_BT, length_B, stopped_B, sampling.temperature)
-
-
-def _left_padded(prompts: list[tuple[int, ...]], device: torch.device) -> tuple[Tensor, Tensor]:
-    width = max(map(len, prompts))
-    ids_PT = torch.zeros(len(prompts), width, dtype=torch.long)
-    mask_PT = torch.zeros(len(prompts), width, dtype=torch.long)
-    for row, ids in enumerate(prompts):
-        ids_PT[row, width - len(ids) :] = torch.tensor(ids)
-        mask_PT[row, width - len(ids) :] = 1
-    return ids_PT.to(device), mask_PT.to(device)
 
 
 def _completions(

@@ -108,6 +108,12 @@ def same_number(a: Number, b: Number) -> bool:
     return other.value in (written.value, written.value / 100)
 
 
+def same(a: str, b: str) -> bool:
+    """Whether both are the same number, or the same text."""
+    left, right = number(a), number(b)
+    return same_number(left, right) if left and right else fold(a) == fold(b)
+
+
 class ExactVerifier:
     """Right when the folded texts are the same."""
 
@@ -154,8 +160,7 @@ class NumberVerifier:
 
     def equal(self, a: str, b: str) -> bool:
         """Whether both are the same number, or the same text."""
-        left, right = number(a), number(b)
-        return same_number(left, right) if left and right else fold(a) == fold(b)
+        return same(a, b)
 
     def close(self) -> None:
         """Nothing to release."""

@@ -12,7 +12,7 @@ from agon_cli.errors import MachineError, UsageError
 from agon_cli.recipe.data import GymData
 from agon_cli.summaries import Reading
 from agon_cli.types import Problem, Verdict
-from agon_cli.verifiers.exact import fold, number, same_number
+from agon_cli.verifiers.exact import same
 from agon_cli.verifiers.workers import Outcome, Workers
 
 LONGEST = 20_000
@@ -52,8 +52,7 @@ class GymVerifier:
 
     def equal(self, a: str, b: str) -> bool:
         """Whether both are the same number or the same text: a task's scorer only compares with its gold answer."""
-        left, right = number(a), number(b)
-        return same_number(left, right) if left and right else fold(a) == fold(b)
+        return same(a, b)
 
     def close(self) -> None:
         """End the worker processes."""

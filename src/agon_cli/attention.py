@@ -1,0 +1,54 @@
+"""Attention as torch computes it, less the copies of keys and values that decoding does not need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+PACKED = "agon_packed_sdpa"
+"""The name by which a model is loaded with `packed_sdpa`."""
+
+
+def packed_sdpa(
+    module: Any, query_BHTD: Tensor, key_BKSD: Tensor, value_BKSD: Tensor, mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Scaled dot-product attention, as transformers calls it; returns B x T x H x D.
+
+    H query heads share K key heads. For a single new token the H / K queries of a key head are laid side by side as if
+    they were so many tokens; torch would otherwise repeat the whole cache H / K times at every token.
+    """
+    if query_BHTD.shape[2] != 1 or (mask is not None and mask.shape[1] != 1) or kwargs.get("position_bias") is not None:
+        plain: tuple[Tensor, None] = sdpa_attention_forward(module, query_BHTD, key_BKSD, value_BKSD, mask, **kwargs)
+        return plain
+    rows, heads, _, width = query_BHTD.shape
+    query_BKGD = query_BHTD.reshape(rows, key_BKSD.shape[1], -1, width)
+    scale = kwargs.get("scaling") or width**-0.5
+    if query_BHTD.device.type == "cpu":
+        out_BKGD = _one_token(query_BKGD, key_BKSD, value_BKSD, mask, scale)
+    else:
+        out_BKGD = functional.scaled_dot_product_attention(
+            query_BKGD, key_BKSD, value_BKSD, attn_mask=mask, scale=scale
+        )
+    return out_BKGD.reshape(rows, 1, heads, -1), None
+
+
+def _one_token(query_BKGD: Tensor, key_BKSD: Tensor, value_BKSD: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """The same in two products and a softmax: on a CPU up to twice as fast as torch's fused kernel, which is made for
+    many queries, if keys lie transposed in memory (`engines.cache`)."""
+    rows, keys, length, _ = key_BKSD.shape
+    scores_NGS = torch.bmm(query_BKGD.flatten(0, 1), key_BKSD.flatten(0, 1).transpose(1, 2)).float().mul_(scale)
+    if mask is not None:
+        scores_BKGS = scores_NGS.view(rows, keys, -1, length)
+        scores_BKGS += mask if mask.is_floating_point() else torch.where(mask, 0.0, float("-inf"))
+    weights_NGS = scores_NGS.softmax(-1).to(value_BKSD.dtype)
+    return torch.bmm(weights_NGS, value_BKSD.flatten(0, 1)).view(rows, keys, -1, value_BKSD.shape[-1])
+
+
+AttentionInterface.register(PACKED, packed_sdpa)
+AttentionMaskInterface.register(PACKED, sdpa_mask)

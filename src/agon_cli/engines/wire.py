@@ -1,0 +1,150 @@
+"""HTTP to one server, with the standard library: JSON both ways, bounded waits, bounded answers, no proxies."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import ssl
+import threading
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+from agon_cli.errors import UsageError
+
+CONNECT_SECONDS = 10.0
+_BUSY = (429, 502, 503, 504)
+"""Statuses by which a server, or what stands before it, says that it may answer later."""
+
+
+class Away(Exception):
+    """The server gave no answer, for the reason in the message: it may have one later."""
+
+
+class Refused(Exception):
+    """The server answered that it will not, with a status and its own words."""
+
+    def __init__(self, status: int, words: str) -> None:
+        super().__init__(f"{status} {words}")
+        self.status = status
+        self.words = words
+
+
+class Nonsense(Exception):
+    """The server's answer is not what was asked for."""
+
+
+class Wire:
+    """Questions to the server at `url`, from any number of threads, each with a connection of its own that it keeps.
+
+    A server that says nothing for `silence` seconds is away. A key in $VLLM_API_KEY is sent along.
+    """
+
+    def __init__(self, url: str, silence: float) -> None:
+        try:
+            parts = urlsplit(url)
+            self._host, self._port, self._secure = parts.hostname or "", parts.port, parts.scheme == "https"
+            if not self._host:
+                raise ValueError("it names no host")
+        except ValueError as error:
+            raise UsageError(f"engine.urls: {url!r} is no address: {error}", "such as http://127.0.0.1:8000") from error
+        self._path = parts.path.rstrip("/").removesuffix("/v1")
+        self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{self._path}"
+        self._silence = silence
+        self._own = threading.local()
+        self._open: set[http.client.HTTPConnection] = set()
+        self._lock = threading.Lock()
+
+    def ask(self, path: str, body: Any = None, limit: int = 1 << 20) -> bytes:
+        """The answer to a GET, or to a POST where there is a body; at most `limit` bytes.
+
+        Raises Away, Refused and Nonsense.
+        """
+        connection = self._connection()
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if key := os.environ.get("VLLM_API_KEY"):
+            headers["Authorization"] = f"Bearer {key}"
+        try:
+            if connection.sock is None:
+                connection.timeout = min(CONNECT_SECONDS, self._silence)
+                connection.connect()
+                self._patient(connection)
+            data = None if body is None else json.dumps(body)
+            connection.request("GET" if body is None else "POST", self._path + path, data, headers)
+            response = connection.getresponse()
+            content = response.read(limit + 1)
+        except (OSError, http.client.HTTPException, ssl.SSLError) as error:
+            self._drop(connection)
+            raise Away(plain(str(error)) or type(error).__name__) from error
+        if len(content) > limit:
+            self._drop(connection)
+            raise Nonsense(f"an answer of more than {limit} bytes")
+        if response.status in _BUSY:
+            raise Away(f"status {response.status}")
+        if response.status != 200:
+            raise Refused(response.status, _words(content))
+        return content
+
+    def ask_json(self, path: str, body: Any = None, limit: int = 1 << 20) -> dict[str, Any]:
+        """The answer as a JSON object."""
+        content = self.ask(path, body, limit)
+        try:
+            found = json.loads(content)
+        except (ValueError, RecursionError):
+            raise Nonsense("an answer that is not JSON") from None
+        if not isinstance(found, dict):
+            raise Nonsense("an answer that is no JSON object")
+        return found
+
+    def hang_up(self) -> None:
+        """Break off every question under way, in all threads."""
+        with self._lock:
+            held, self._open = self._open, set()
+        for connection in held:
+            if connection.sock is not None:
+                with suppress(OSError):
+                    connection.sock.shutdown(2)
+
+    def _patient(self, connection: http.client.HTTPConnection) -> None:
+        """Once connected, an answer may take far longer than the connection did."""
+        if connection.sock is not None:
+            connection.sock.settimeout(self._silence)
+
+    def _connection(self) -> http.client.HTTPConnection:
+        found: http.client.HTTPConnection | None = getattr(self._own, "connection", None)
+        if found is None or found not in self._open:
+            kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+            found = kind(self._host, self._port, timeout=self._silence)
+            self._own.connection = found
+            with self._lock:
+                self._open.add(found)
+        return found
+
+    def _drop(self, connection: http.client.HTTPConnection) -> None:
+        with self._lock:
+            self._open.discard(connection)
+        with suppress(OSError):
+            connection.close()
+
+
+def plain(text: str) -> str:
+    """A server's words, fit for a terminal: one line of printable characters, not too long."""
+    line = " ".join(text.split())
+    kept = "".join(character for character in line if character.isprintable())
+    return kept if len(kept) <= 300 else f"{kept[:300]}..."
+
+
+def _words(content: bytes) -> str:
+    """What an error answer says."""
+    text = content.decode("utf-8", "replace")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return plain(text)
+    for key in ("error", "message", "detail"):
+        if isinstance(found, dict) and key in found:
+            found = found[key]
+    if isinstance(found, dict) and "message" in found:
+        found = found["message"]
+    return plain(found if isinstance(found, str) else text)

@@ -1,0 +1,71 @@
+"""Memory: was it what ran out, how much was used at most, and how to go on with less of it at a time."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+_SIGNS = ("out of memory", "bad_alloc", "cublas_status_alloc_failed")
+"""What allocators say in errors that have no type of their own: CUDA's, C++'s, cuBLAS's."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on the CPU or on a GPU, whoever raised it."""
+    torch = sys.modules.get("torch")  # where torch was never loaded its error cannot be the one
+    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
+        return True
+    text = str(error).lower()
+    if "allocate memory" in text:  # mmap's words and torch's on the CPU, which libraries wrap in errors of their own
+        return True
+    return isinstance(error, OSError | RuntimeError) and any(sign in text for sign in _SIGNS)
+
+
+def shrinking(run: Callable[[int], Result], budget: int, tell: Callable[[int, str], None], floor: int = 1) -> Result:
+    """`run(budget)`; each time it runs out of memory the budget is halved, but not below `floor`, and it runs again.
+
+    `run` has to start from the same state every time it is called. `tell` gets the new budget and the first line of the
+    error before each new attempt. Raises what `run` raises: whatever is not about memory at once, and running out of it
+    when the budget is at the floor.
+    """
+    while True:
+        try:
+            return run(budget)
+        except Exception as error:
+            if budget <= floor or not is_out_of_memory(error):
+                raise
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        # Out here the error is gone, and with it the frames that held what did not fit.
+        release()
+        budget = max(floor, budget // 2)
+        tell(budget, reason)
+
+
+def release() -> None:
+    """Give memory that nothing uses any more back to the system: torch's cache on a GPU, freed blocks on the heap."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim is not None:
+        trim(0)
+
+
+def peak_bytes() -> int:
+    """Most memory in use so far: on the GPU where torch uses one, else this process's resident set."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        return int(torch.cuda.max_memory_allocated())
+    with suppress(OSError, StopIteration), open("/proc/self/status", encoding="ascii") as lines:
+        # Linux counts into ru_maxrss what the process was before it became this program; this it does not.
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
+    import resource
+
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024

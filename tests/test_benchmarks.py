@@ -1,0 +1,132 @@
+"""The benchmarks' own sides, at a size that takes seconds: what they report, and that both sides do the same work."""
+
+import json
+import sys
+
+import pytest
+
+import agon_grpo
+import bench
+import w3_sampling
+import w4_step
+import workloads
+from agon_cli.recipe import load
+from scripted import write_model
+
+SHARED = {
+    *("workload", "side", "dense", "steps", "warmup", "tokens", "tokens_per_s", "s_per_step"),
+    *("peak_rss_mib", "threads", "device", "torch", "transformers"),
+}
+SMALL = ["model.dtype=float32", "hardware.threads=1", "rollout.max_prompt_tokens=64", "lora.rank=2"]
+
+
+def line(capsys, main, *words):
+    main(list(words))
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+def test_agons_side_of_w1_counts_its_own_tokens_and_gives_every_row_an_advantage(capsys, model):
+    words = ["--workload", "w1", "--steps", "2", "--model-dir", str(model), "--dense"]
+    found = line(capsys, agon_grpo.main, *words, "rollout.max_tokens=6", *SMALL)
+    assert found.keys() >= SHARED
+    assert (found["steps"], found["warmup"], found["rows_with_advantage"]) == (2, 1, 1.0)
+    assert 2 * 4 * 8 <= found["tokens"] <= 2 * 4 * 8 * 6
+    assert found["tokens"] / found["tokens_per_s"] == pytest.approx(2 * found["s_per_step"])
+
+
+def test_agons_side_of_w2_samples_exactly_the_tokens_it_was_told_to(capsys, model):
+    words = ["--workload", "w2", "--steps", "1", "--model-dir", str(model)]
+    found = line(capsys, agon_grpo.main, *words, "rollout.max_tokens=40", *SMALL)
+    assert found["tokens"] == 2 * 4 * 40
+    assert found["rows_with_advantage"] == 0.0  # a random model adds nothing up: no digits, no advantage
+
+
+def test_a_step_before_the_counted_ones_is_left_out():
+    laps = workloads.Laps(warmup=1, tokens=[100, 7, 9], ends=[50.0, 52.0, 54.0])
+    assert laps.figures() == {"steps": 2, "warmup": 1, "tokens": 16, "tokens_per_s": 4.0, "s_per_step": 2.0}
+
+
+def test_dense_rewards_differ_even_between_equal_texts_and_sums_pay_for_the_right_digits():
+    assert len({workloads.reward("same", "12", index, dense=True) for index in range(64)}) == 64
+    assert [workloads.reward(text, "12", 0, dense=False) for text in ("it is 12.", "it is 13.")] == [1.0, 0.0]
+
+
+def test_both_sides_of_w3_sample_as_many_tokens_of_one_model():
+    recipe = load("tiny", ["rollout.group_size=2"])
+    found = w3_sampling.measure(recipe, completions=12, tokens=9, pairs=1, rounds=1)
+    assert (found["prompts"], found["completions"]) == (3, 12)
+    assert [[lap["tokens"] for lap in found["laps"][side]] for side in ("agon", "peer")] == [[12 * 9], [12 * 9]]
+    assert found["gap"] < 1e-4
+
+
+def test_both_sides_of_w4_sample_as_many_tokens_and_only_the_challenger_reads_more():
+    small = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_tokens=12"]
+    agon, grpo = w4_step.measure("tiny", small, pairs=1, rounds=1)["laps"].values()
+    assert agon[0]["tokens"] == grpo[0]["tokens"] == 2 * 8 * 12
+    assert agon[0]["completions"] == grpo[0]["completions"] == 2 * 8
+    summary = 16  # of summary.max_tokens, and the word `rival`
+    assert agon[0]["prompt_tokens"] - grpo[0]["prompt_tokens"] == 2 * 4 * (summary + 1)
+
+
+def test_sides_take_turns_and_ratios_are_of_medians():
+    turns = []
+
+    def runner(name, seconds):
+        left = iter(seconds)
+        return lambda: turns.append(name) or {"seconds": next(left)}
+
+    runs = bench.alternate({"a": runner("a", [2.0, 9.0, 4.0]), "b": runner("b", [1.0, 3.0, 8.0])}, pairs=3)
+    assert turns == ["a", "b"] * 3
+    row = bench.compare("seconds", runs["a"], runs["b"])
+    assert row == {"figure": "seconds", "ours": 4.0, "theirs": 3.0, "ratio": 4 / 3, "lowest": 0.5, "highest": 3.0}
+
+
+def test_the_runner_pairs_agon_with_any_peer_script_and_keeps_what_both_said(tmp_path, capsys, model, monkeypatch):
+    peer = tmp_path / "peer.py"
+    peer.write_text(
+        "import json, os, sys\n"
+        "said = {'tokens_per_s': 1.0, 's_per_step': 2.0, 'peak_rss_mib': 100, 'argv': sys.argv[1:]}\n"
+        "print('progress first'); print(json.dumps(said | {'threads': os.environ['OMP_NUM_THREADS']}))\n"
+    )
+    monkeypatch.setattr(bench, "prepared", lambda *_: str(model))
+    out = tmp_path / "bench.json"
+    small = ["--set", *SMALL, "rollout.max_tokens=4", "--threads", "1"]
+    bench.main(["w1", "--pairs", "1", "--steps", "1", "--peer-script", str(peer), "--out", str(out), *small])
+    result = json.loads(out.read_text())["results"][0]
+    theirs, ours = result["runs"]["peer"][0], result["runs"]["agon"][0]
+    assert theirs["argv"] == ["--workload", "w1", "--steps", "1", "--warmup", "1", "--model-dir", str(model)]
+    assert theirs["threads"] == "1"
+    assert (ours["dense"], ours["threads"], ours["steps"]) == (True, 1, 1)
+    table = {row["figure"]: row["ratio"] for row in result["table"]}
+    assert table["tokens_per_s"] == pytest.approx(ours["tokens_per_s"])
+    assert table["peak_rss_mib"] == pytest.approx(ours["peak_rss_mib"] / 100)
+    assert "W1" in capsys.readouterr().out
+
+
+def test_w2_also_sets_agons_peak_with_the_vocabulary_doubled_against_its_own(tmp_path, monkeypatch):
+    peaks = {"plain": 1000, "x2": 1100, "peer": 4000}
+
+    def launch(command, threads):
+        which = command[command.index("--model-dir") + 1] if "agon_grpo.py" in command[1] else "peer"
+        return {"tokens_per_s": 3.0, "s_per_step": 2.0, "peak_rss_mib": peaks[which]}
+
+    monkeypatch.setattr(bench, "launch", launch)
+    monkeypatch.setattr(bench, "prepared", lambda factor: "plain" if factor == 1 else f"x{factor}")
+    bench.main(["w2", "--pairs", "2", "--out", str(tmp_path / "bench.json")])
+    result = json.loads((tmp_path / "bench.json").read_text())["results"][0]
+    assert {side: len(runs) for side, runs in result["runs"].items()} == {"agon": 2, "peer": 2, "wider": 2}
+    ratios = {row["figure"]: row["ratio"] for row in result["table"]}
+    assert ratios["peak_rss_mib"] == 0.25
+    assert ratios["peak_rss_mib, vocabulary x2 : x1"] == 1.1
+
+
+def test_a_side_that_fails_is_told_with_its_own_words(tmp_path):
+    broken = tmp_path / "broken.py"
+    broken.write_text("raise SystemExit('no such model')")
+    with pytest.raises(SystemExit, match="no such model"):
+        bench.launch([sys.executable, str(broken)], threads=1)
