@@ -351,3 +351,39 @@ def test_every_family_that_a_recipe_names_is_sampled_as_it_is_trained(tmp_path, 
     trainer.sum().backward()
     reached = [p for p in policy.parameters("B").values() if p.grad is not None and p.grad.abs().max() > 0]
     assert len(reached) >= 0.8 * len(policy.parameters("B"))
+
+
+def test_sampling_that_runs_out_of_memory_goes_on_in_smaller_batches_and_gives_the_same(folder):
+    policy, told, sizes = Policy(make_recipe(folder)), [], []
+    want = ids(HFEngine(policy, 4096).sample(PROMPTS, "B", SAMPLING, SEEDS))
+
+    def before(_: Any, args: Any, kwargs: Any) -> None:
+        sizes.append(len(kwargs["input_ids"]) * kwargs["position_ids"].max().item())
+        if sizes[-1] > 60:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes.")
+
+    decoder = policy.seats["B"].model.get_base_model().get_decoder()
+    hook = decoder.register_forward_pre_hook(before, with_kwargs=True)
+    try:
+        engine = HFEngine(policy, 400, told.append)
+        assert ids(engine.sample(PROMPTS, "B", SAMPLING, SEEDS)) == want
+        assert engine.batch_tokens < 400
+        assert "out of memory while sampling" in told[0]
+        before_that = len(told)
+        assert ids(engine.sample(PROMPTS, "B", SAMPLING, SEEDS)) == want
+        assert len(told) == before_that
+    finally:
+        hook.remove()
+
+
+def test_a_prompt_that_is_asked_twice_is_computed_once(folder):
+    policy, rows = Policy(make_recipe(folder)), []
+    decoder = policy.seats["B"].model.get_base_model().get_decoder()
+    hook = decoder.register_forward_pre_hook(
+        lambda _, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    try:
+        HFEngine(policy, 4096).sample([PROMPTS[0], PROMPTS[2], PROMPTS[0]], "B", SAMPLING, [[1, 2], [3], [1, 4]])
+    finally:
+        hook.remove()
+    assert rows[:2] == [2, 5]

@@ -15,7 +15,7 @@ from agon_cli.errors import Exit, GuardError
 from agon_cli.policy import Policy
 from agon_cli.recipe.schema import Optim
 from agon_cli.types import Completion, Group, Prompt, Rollout, Verdict
-from agon_cli.update import learning_rate, make_optimiser, update
+from agon_cli.update import Budget, accumulate_gradient, learning_rate, make_optimiser, update
 from reference import Row
 from scripted import knobs, make_recipe, problem, write_model
 
@@ -219,3 +219,53 @@ def test_the_gap_to_the_sampler_is_measured_per_token_at_the_samplers_temperatur
     optimiser = make_optimiser(policy.parameters("B"), recipe.optim)
     done = update(policy, "B", [group(*rows)], optimiser, recipe.optim, 0.7, 1e-2)
     assert done.gap == pytest.approx(0.3 * 3 / 5, abs=1e-5)
+
+
+class Cramped:
+    """A decoder that has room for so many tokens at a time, as torch's CPU allocator says when it has not."""
+
+    def __init__(self, policy: Policy, room: int) -> None:
+        self.sizes: list[int] = []
+        self.room = room
+        decoder = policy.seats["B"].model.get_base_model().get_decoder()
+        self.hook = decoder.register_forward_pre_hook(self.before, with_kwargs=True)
+
+    def before(self, _: Any, args: Any, kwargs: Any) -> None:
+        self.sizes.append(kwargs["input_ids"].numel())
+        if self.sizes[-1] > self.room:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes.")
+
+
+def test_an_update_that_runs_out_of_memory_is_done_in_smaller_parts_from_then_on(folder):
+    recipe, told = make_recipe(folder), []
+    policy = Policy(recipe)
+    rows = [rollout(range(9, 9 + length), sign) for length, sign in ((8, 1.0), (5, -1.0), (7, 0.5), (3, -0.5))]
+    want = [parameter.grad.clone() for parameter in gradients(policy, rows, recipe)]
+    cramped, budget = Cramped(policy, 12), Budget(64, told.append)
+    try:
+        found = gradients(policy, rows, recipe, budget)
+        assert max(float((p.grad - w).abs().max()) for p, w in zip(found, want, strict=True)) < 1e-6
+        assert any(float(w.abs().max()) > 1e-3 for w in want)
+        assert budget.tokens == 16
+        assert [text.rpartition("of ")[2] for text in told] == ["32 tokens", "16 tokens"]
+        gradients(policy, rows, recipe, budget)
+        assert len(told) == 2
+    finally:
+        cramped.hook.remove()
+
+
+def test_an_update_of_which_a_single_row_does_not_fit_says_that_memory_is_out(folder):
+    recipe = make_recipe(folder)
+    policy = Policy(recipe)
+    cramped = Cramped(policy, 10)
+    try:
+        with pytest.raises(RuntimeError, match="allocate memory"):
+            gradients(policy, [rollout(range(9, 17), 1.0)], recipe, Budget(64))
+        assert len(cramped.sizes) <= 4
+    finally:
+        cramped.hook.remove()
+
+
+def gradients(policy: Policy, rows: list[Rollout], recipe: Any, budget: Budget | None = None) -> list[Any]:
+    accumulate_gradient(policy, "B", [group(*rows)], recipe.optim, 0.7, None, budget)
+    return [parameter for parameter in policy.parameters("B").values() if parameter.grad is not None]

@@ -44,7 +44,7 @@ from agon_cli.roles import Pairing, pairing
 from agon_cli.rollout import play
 from agon_cli.runlog import RunFolder
 from agon_cli.types import Group, Prompt
-from agon_cli.update import Update, learning_rate, make_optimiser, update
+from agon_cli.update import Budget, Update, learning_rate, make_optimiser, update
 
 Emit = Callable[..., None]
 
@@ -78,6 +78,7 @@ def train(world: World, run: RunFolder | None, emit: Emit, stop: Callable[[], bo
     recipe, policy, ranks = world.recipe, world.policy, world.arena.ranks
     optimisers = {name: make_optimiser(policy.parameters(name), recipe.optim) for name in recipe.cast}
     start, watch, grading = resume(world, run, optimisers, emit)
+    budget = Budget(recipe.optim.micro_batch_tokens, lambda text: emit("warning", text=text))
     canary = Canary(policy, world.arena.engine, telling_prompts(world), recipe.rollout.max_tokens)
     canary.start()
     last = max(start, min(last_step(recipe), until if until is not None else recipe.steps))
@@ -95,7 +96,7 @@ def train(world: World, run: RunFolder | None, emit: Emit, stop: Callable[[], bo
         for player in dict.fromkeys(pair):
             own = [group for group in groups if group.player == player]
             updates[player] = update(
-                policy, player, own, optimisers[player], recipe.optim, recipe.rollout.temperature, lr, ranks
+                policy, player, own, optimisers[player], recipe.optim, recipe.rollout.temperature, lr, ranks, budget
             )
             world.arena.engine.publish(player)
         for player in updates:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from torch.nn import Parameter
 from agon_cli.batching import by_token_budget
 from agon_cli.errors import GuardError
 from agon_cli.losses import PolicyBatch, policy_gradient_loss
+from agon_cli.memory import shrinking
 from agon_cli.policy import Policy
 from agon_cli.ranks import ALONE, Ranks
 from agon_cli.recipe.schema import Optim
@@ -30,6 +31,19 @@ class Update:
     gap: float
     kl: float
     applied: bool
+
+
+class Budget:
+    """Tokens of one micro-batch: the recipe's until memory runs out, half of that from then on. `tell` is told so."""
+
+    def __init__(self, tokens: int, tell: Callable[[str], None] = lambda text: None) -> None:
+        self.tokens = tokens
+        self._tell = tell
+
+    def lower(self, tokens: int, reason: str) -> None:
+        """Go on with this many."""
+        self.tokens = tokens
+        self._tell(f"out of memory in an update ({reason}): going on with micro-batches of {tokens} tokens")
 
 
 def learning_rate(step: int, steps: int, optim: Optim) -> float:
@@ -70,10 +84,12 @@ def accumulate_gradient(
     optim: Optim,
     temperature: float,
     mine: Container[int] | None = None,
+    budget: Budget | None = None,
 ) -> tuple[float, float, float]:
     """Put the gradient of the player's step into its parameters; returns loss, sampler gap (nats per token) and KL.
 
     Only the groups whose indices are in `mine` (None: all) are computed; denominators are counted over all of them.
+    Where a micro-batch of `budget` tokens does not fit into memory, all begins again with ones half as large.
 
     Rollouts without advantage add nothing and are not recomputed, unless a KL term needs them. On its way back the loss
     is scaled by about its denominator, a power of two: else a float16 base would round most of a large step to zero.
@@ -87,36 +103,51 @@ def accumulate_gradient(
         if owned[index] and moves(rollout, optim)
     ]  # fmt: skip
     lengths = [len(rollouts[index].prompt.ids) + len(rollouts[index].completion.ids) for index in wanted]
-    loss_sum = kl_sum = gap_sum = 0.0
-    tokens = 0
-    for batch in by_token_budget(lengths, optim.micro_batch_tokens):
-        chosen = [wanted[index] for index in batch]
-        rows = [rollouts[index] for index in chosen]
-        pairs = [(row.prompt.ids, row.completion.ids) for row in rows]
-        scored_at = rows[0].completion.scored_at
-        temperatures = [temperature] if scored_at == temperature else [temperature, scored_at]
-        logprobs_M, *elsewhere = policy.logprobs_at(player, pairs, temperatures, recompute=optim.checkpointing)
-        reference_M = None
-        if optim.kl > 0.0:
-            with torch.no_grad():
-                reference_M = policy.logprobs(player, pairs, temperature, bare=True)
-        inputs = PolicyBatch(
-            logprobs_M,
-            _spread([row.advantage for row in rows], rows, logprobs_M),
-            _spread([weights[index] for index in chosen], rows, logprobs_M),
-            reference_M,
-        )
-        loss, sums = policy_gradient_loss(inputs, optim.kl)
-        (loss * scale).backward()
-        sampled_M = torch.tensor([value for row in rows for value in row.completion.logprobs], device=logprobs_M.device)
-        gap_sum += float(([logprobs_M, *elsewhere][-1].detach() - sampled_M).abs().sum())
-        tokens += len(sampled_M)
-        loss_sum += float(loss.detach())
-        kl_sum += sums.get("kl", 0.0)
+
+    def in_batches_of(most: int) -> tuple[float, float, float, int]:
+        for parameter in policy.parameters(player).values():
+            parameter.grad = None
+        sums = (0.0, 0.0, 0.0, 0)
+        for batch in by_token_budget(lengths, most):
+            chosen = [wanted[index] for index in batch]
+            rows, shares = [rollouts[index] for index in chosen], [weights[index] for index in chosen]
+            part = _one_batch(policy, player, rows, shares, optim, temperature, scale)
+            sums = tuple(map(sum, zip(sums, part, strict=True)))  # type: ignore[assignment]
+        return sums
+
+    budget = budget or Budget(optim.micro_batch_tokens)
+    loss, gap, kl, tokens = shrinking(in_batches_of, budget.tokens, budget.lower, floor=max(lengths, default=1))
     for parameter in policy.parameters(player).values():
         if parameter.grad is not None:
             parameter.grad /= scale
-    return loss_sum, gap_sum / max(1, tokens), kl_sum
+    return loss, gap / max(1, tokens), kl
+
+
+def _one_batch(
+    policy: Policy,
+    player: str,
+    rows: Sequence[Rollout],
+    shares: list[float],
+    optim: Optim,
+    temperature: float,
+    scale: float,
+) -> tuple[float, float, float, int]:
+    """Add one micro-batch's gradient, times `scale`; its sums of loss, gap (nats) and KL, and its completion tokens."""
+    pairs = [(row.prompt.ids, row.completion.ids) for row in rows]
+    scored_at = rows[0].completion.scored_at
+    temperatures = [temperature] if scored_at == temperature else [temperature, scored_at]
+    logprobs_M, *elsewhere = policy.logprobs_at(player, pairs, temperatures, recompute=optim.checkpointing)
+    reference_M = None
+    if optim.kl > 0.0:
+        with torch.no_grad():
+            reference_M = policy.logprobs(player, pairs, temperature, bare=True)
+    advantages_M = _spread([row.advantage for row in rows], rows, logprobs_M)
+    inputs = PolicyBatch(logprobs_M, advantages_M, _spread(shares, rows, logprobs_M), reference_M)
+    loss, sums = policy_gradient_loss(inputs, optim.kl)
+    (loss * scale).backward()
+    sampled_M = torch.tensor([value for row in rows for value in row.completion.logprobs], device=logprobs_M.device)
+    gap = float(([logprobs_M, *elsewhere][-1].detach() - sampled_M).abs().sum())
+    return float(loss.detach()), gap, sums.get("kl", 0.0), len(sampled_M)
 
 
 def _spread(values: list[float], rows: Sequence[Rollout], like: Tensor) -> Tensor:
@@ -134,6 +165,7 @@ def update(
     temperature: float,
     lr: float,
     ranks: Ranks = ALONE,
+    budget: Budget | None = None,
 ) -> Update:
     """One optimiser step for `player` on its groups; without any advantage (and without KL) the player is left alone.
 
@@ -148,10 +180,9 @@ def update(
     parameters = policy.parameters(player)
     for parameter in parameters.values():
         parameter.requires_grad_(True)
-        parameter.grad = None
     tokens = [sum(len(r.completion.ids) for r in group.rollouts if moves(r, optim)) for group in groups]
     mine = ranks.deal(tokens)
-    sums = accumulate_gradient(policy, player, groups, optim, temperature, mine)
+    sums = accumulate_gradient(policy, player, groups, optim, temperature, mine, budget)
     loss, gap, kl = _over_ranks(ranks, *sums, sum(tokens[index] for index in mine))
     ranks.add_up(parameters)
     norm = float(torch.nn.utils.clip_grad_norm_(parameters.values(), optim.clip_norm))

@@ -21,7 +21,7 @@ def make(
     the system's temporary folder. `tell` is given a sentence when an engine has to wait.
     """
     if isinstance(recipe.engine, HF):
-        return HFEngine(policy, recipe.engine.batch_tokens)
+        return HFEngine(policy, recipe.engine.batch_tokens, tell)
     if isinstance(recipe.engine, VLLM):
         from agon_cli.engines.vllm import VLLMEngine
 

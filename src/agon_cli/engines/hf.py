@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from agon_cli.engines.cache import make_room
 from agon_cli.engines.sampling import draw, uniforms
 from agon_cli.errors import GuardError
 from agon_cli.forward import cache_name, head, left_padded
+from agon_cli.memory import shrinking
 from agon_cli.policy import Policy, Seat
 from agon_cli.types import Completion, Prompt, Sampling
 
@@ -24,9 +25,10 @@ class HFEngine:
     batch. All of a player's completions see the same weights: nothing is copied, so `publish` has nothing to move.
     """
 
-    def __init__(self, policy: Policy, batch_tokens: int) -> None:
+    def __init__(self, policy: Policy, batch_tokens: int, tell: Callable[[str], None] = lambda text: None) -> None:
         self.policy = policy
         self.batch_tokens = batch_tokens
+        self._tell = tell
 
     def publish(self, player: str) -> None:
         """The next sample reads the player's tensors where the optimiser wrote them; refuses an unknown player."""
@@ -44,20 +46,27 @@ class HFEngine:
     ) -> list[list[Completion]]:
         """For prompt p one completion per seed in `seeds[p]`, in order; depends on neither the other prompts nor their
         order, up to the rounding of batched arithmetic."""
-        rows = [(p, seed) for p in range(len(prompts)) for seed in seeds[p]]
-        widths = [len(prompts[p].ids) + sampling.max_tokens for p, _ in rows]
+        rows = [(prompts[p].ids, seed) for p in range(len(prompts)) for seed in seeds[p]]
         found: dict[int, Completion] = {}
-        with self.policy.acting(player) as seat, lora.held(seat.model):
-            for batch in by_token_budget(widths, self.batch_tokens):
-                asked = sorted({rows[index][0] for index in batch})
-                order = sorted(batch)
-                owners = [asked.index(rows[index][0]) for index in order]
-                completions = _generate(
-                    seat, [prompts[p].ids for p in asked], owners, [rows[index][1] for index in order], sampling
-                )
+
+        def sample_the_rest(batch_tokens: int) -> None:
+            left = [index for index in range(len(rows)) if index not in found]
+            for batch in by_token_budget([len(rows[index][0]) + sampling.max_tokens for index in left], batch_tokens):
+                order = sorted(left[index] for index in batch)
+                asked = {ids: place for place, ids in enumerate(dict.fromkeys(rows[index][0] for index in order))}
+                owners = [asked[rows[index][0]] for index in order]
+                completions = _generate(seat, list(asked), owners, [rows[index][1] for index in order], sampling)
                 found.update(zip(order, completions, strict=True))
+
+        widest = max((len(ids) for ids, _ in rows), default=0) + sampling.max_tokens
+        with self.policy.acting(player) as seat, lora.held(seat.model):
+            shrinking(sample_the_rest, self.batch_tokens, self._lower, floor=widest)
         ordered = iter(found[index] for index in range(len(rows)))
         return [[next(ordered) for _ in seeds[p]] for p in range(len(prompts))]
+
+    def _lower(self, batch_tokens: int, reason: str) -> None:
+        self.batch_tokens = batch_tokens
+        self._tell(f"out of memory while sampling ({reason}): going on with batches of {batch_tokens} tokens")
 
 
 def _generate(
