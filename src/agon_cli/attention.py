@@ -28,26 +28,10 @@ def packed_sdpa(
         return plain
     rows, heads, _, width = query_BHTD.shape
     query_BKGD = query_BHTD.reshape(rows, key_BKSD.shape[1], -1, width)
-    scale = kwargs.get("scaling") or width**-0.5
-    if query_BHTD.device.type == "cpu":
-        out_BKGD = _one_token(query_BKGD, key_BKSD, value_BKSD, mask, scale)
-    else:
-        out_BKGD = functional.scaled_dot_product_attention(
-            query_BKGD, key_BKSD, value_BKSD, attn_mask=mask, scale=scale
-        )
+    out_BKGD = functional.scaled_dot_product_attention(
+        query_BKGD, key_BKSD, value_BKSD, attn_mask=mask, scale=kwargs.get("scaling")
+    )
     return out_BKGD.reshape(rows, 1, heads, -1), None
-
-
-def _one_token(query_BKGD: Tensor, key_BKSD: Tensor, value_BKSD: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """The same in two products and a softmax: on a CPU up to twice as fast as torch's fused kernel, which is made for
-    many queries, if keys lie transposed in memory (`engines.cache`)."""
-    rows, keys, length, _ = key_BKSD.shape
-    scores_NGS = torch.bmm(query_BKGD.flatten(0, 1), key_BKSD.flatten(0, 1).transpose(1, 2)).float().mul_(scale)
-    if mask is not None:
-        scores_BKGS = scores_NGS.view(rows, keys, -1, length)
-        scores_BKGS += mask if mask.is_floating_point() else torch.where(mask, 0.0, float("-inf"))
-    weights_NGS = scores_NGS.softmax(-1).to(value_BKSD.dtype)
-    return torch.bmm(weights_NGS, value_BKSD.flatten(0, 1)).view(rows, keys, -1, value_BKSD.shape[-1])
 
 
 AttentionInterface.register(PACKED, packed_sdpa)

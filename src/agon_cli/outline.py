@@ -231,7 +231,7 @@ class Outline:
             cache = out[cache_name(out)]
             head(self.base, out.last_hidden_state[:, -1])
             held = {
-                tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
+                tensor.untyped_storage()._cdata: tensor.nbytes  # a window is cut out of more, once, as it is repeated
                 for layer in cache.layers
                 for tensor in tree_leaves(list(vars(layer).values()))
                 if isinstance(tensor, Tensor)

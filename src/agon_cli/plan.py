@@ -91,13 +91,7 @@ class Planner:
     def memory(self, recipe: Recipe) -> Memory:
         """Bytes by part for these sizes."""
         step = sizes(recipe, self.gpus)
-        adapters = sum(outline.adapter for outline in self.outlines.values())
-        trains = recipe.method.players != "base"
-        held = {
-            "base weights": sum(base.weights for base in self.bases),
-            "adapters": 4 * adapters,
-            "optimiser": 8 * adapters if trains else 0,
-        }
+        held, trains = self._held(recipe), recipe.method.players != "base"
         sampling = max((self._sampling(base, recipe, step) for base in self.bases), key=_total)
         update = max((self._update(base, recipe, step) for base in self.bases), key=_total) if trains else {}
         if isinstance(recipe.engine, VLLM) and self.gpu_memory is not None:
@@ -105,6 +99,19 @@ class Planner:
         elif not isinstance(recipe.engine, HF):
             sampling = {}
         return Memory(self._whole(held | sampling, sampling), self._whole(held | update, update))
+
+    def _held(self, recipe: Recipe) -> dict[str, int]:
+        """What is there in both phases, whatever the sizes of batches."""
+        adapters = sum(outline.adapter for outline in self.outlines.values())
+        return {
+            "base weights": sum(base.weights for base in self.bases),
+            "adapters": 4 * adapters,
+            "optimiser": 8 * adapters if recipe.method.players != "base" else 0,
+        }
+
+    def fixed(self, recipe: Recipe) -> int:
+        """Bytes that no choice of batches, checkpointing or length changes."""
+        return _total(self._held(recipe)) + self.floor
 
     def _whole(self, parts: dict[str, int], passing: dict[str, int]) -> dict[str, int]:
         """With what the runtime adds: its own floor, and blocks that are free but kept."""
@@ -172,6 +179,8 @@ def fitting(planner: Planner, room: int) -> Row | None:
     then completions get shorter, which changes what is learnt.
     """
     recipe, changes = planner.recipe, Row()
+    if planner.fixed(recipe) > room:
+        return None
     for _ in range(64):
         memory = planner.memory(recipe)
         full = _total(memory.update) > room

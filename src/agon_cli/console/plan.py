@@ -38,7 +38,7 @@ def lines(needs: Row) -> Iterator[str]:
     largest = memory[memory["phase"]][memory["dominant"]]
     yield (
         f"peak: {size(memory['peak'])} in {_PHASES[memory['phase']]}, "
-        f"of which {memory['dominant']} are the largest part, {size(largest)}"
+        f"dominated by {memory['dominant']} ({size(largest)})"
     )
     each, run = tokens["step"], tokens["run"]
     yield (
@@ -51,8 +51,8 @@ def lines(needs: Row) -> Iterator[str]:
     )
     speed = needs["speed"]
     yield (
-        f"time, an estimate: {duration(seconds['step'])} a step ({duration(seconds['sampling'])} sampling, "
-        f"{duration(seconds['update'])} update), {duration(seconds['run'])} in all: {needs['flops']['step']:.2g} "
+        f"time, an estimate: {span(seconds['step'])} a step ({span(seconds['sampling'])} sampling, "
+        f"{span(seconds['update'])} update), {span(seconds['run'])} in all: {needs['flops']['step']:.2g} "
         f"operations a step at the {speed['flops_decoding']:.2g} (sampling) and {speed['flops_update']:.2g} (update) "
         "a second just measured here"
     )
@@ -67,7 +67,7 @@ def lines(needs: Row) -> Iterator[str]:
         probe = needs["probe"]
         yield (
             f"measured: {size(probe['peak'])} at most (planned {size(memory['peak'])}), "
-            f"{duration(probe['seconds']['step'])} for one step at its caps"
+            f"{span(probe['seconds']['step'])} for one step at its caps"
         )
 
 
@@ -97,3 +97,8 @@ def count(number: float) -> str:
         if number >= unit:
             return f"{number / unit:.1f}{name}"
     return f"{number:.0f}"
+
+
+def span(seconds: float) -> str:
+    """A duration, with its tenths where it is short."""
+    return f"{seconds:.1f} s" if seconds < 10 else duration(seconds)

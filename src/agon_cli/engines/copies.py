@@ -52,7 +52,10 @@ class Versions:
         self._run = secrets.token_hex(6)
         try:
             if scratch is None:
-                self._home = Path(tempfile.mkdtemp(prefix="agon-adapters-"))
+                self._own = tempfile.TemporaryDirectory(
+                    prefix="agon-adapters-"
+                )  # goes with this process, closed or not
+                self._home = Path(self._own.name)
             else:
                 _sweep(scratch)
                 self._home = scratch.resolve() / f"{_owner()}-{self._run}"

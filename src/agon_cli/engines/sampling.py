@@ -33,8 +33,9 @@ def draw(
     if sampling.temperature != 1.0:
         scaled_BV = scaled_BV / sampling.temperature
     vocabulary = scaled_BV.shape[-1]
+    block = min(BLOCK, vocabulary)
     top_B1 = scaled_BV.amax(-1, keepdim=True)
-    mass_BV = scaled_BV.new_empty(len(scaled_BV), -(-vocabulary // BLOCK) * BLOCK)
+    mass_BV = scaled_BV.new_empty(len(scaled_BV), -(-vocabulary // block) * block)
     torch.sub(scaled_BV, top_B1, out=mass_BV[:, :vocabulary]).exp_()
     mass_BV[:, vocabulary:] = 0.0
     log_total_B1 = top_B1 + mass_BV.sum(-1, keepdim=True).log()
@@ -44,18 +45,18 @@ def draw(
         mass_BK, ids_BK = _nucleus(mass_BV[:, :vocabulary], sampling)
         tokens_B1 = ids_BK.gather(1, _invert(mass_BK.double().cumsum(-1), uniforms_B[:, None])[0])
     else:
-        tokens_B1 = _invert_in_blocks(mass_BV, uniforms_B[:, None])
+        tokens_B1 = _invert_in_blocks(mass_BV, uniforms_B[:, None], block)
     return tokens_B1.squeeze(1), (scaled_BV.gather(1, tokens_B1) - log_total_B1).squeeze(1)
 
 
-def _invert_in_blocks(mass_BV: Tensor, uniforms_B1: Tensor) -> Tensor:
+def _invert_in_blocks(mass_BV: Tensor, uniforms_B1: Tensor, block: int) -> Tensor:
     """Where the cumulative mass passes the uniform's share of the total: the block first, then the place in it."""
-    blocks_BGK = mass_BV.view(len(mass_BV), -1, BLOCK)
+    blocks_BGK = mass_BV.view(len(mass_BV), -1, block)
     sums_BG = blocks_BGK.sum(-1).double().cumsum(-1)
     block_B1, rest_B1 = _invert(sums_BG, uniforms_B1)
-    within_BK = blocks_BGK.gather(1, block_B1[:, :, None].expand(-1, -1, BLOCK)).squeeze(1).double().cumsum(-1)
+    within_BK = blocks_BGK.gather(1, block_B1[:, :, None].expand(-1, -1, block)).squeeze(1).double().cumsum(-1)
     place_B1, _ = _invert(within_BK, rest_B1 / within_BK[:, -1:])
-    return block_B1 * BLOCK + place_B1
+    return block_B1 * block + place_B1
 
 
 def _invert(cumulative_BK: Tensor, uniforms_B1: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,218 @@
+"""The server engine against servers that are away, restarted or hostile: offline, on a small HTTP server."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agon_cli import engines
+from agon_cli.engines.copies import rank_room
+from agon_cli.engines.vllm import _check as check
+from agon_cli.errors import Exit, GuardError, MachineError, UnreachableError, UsageError
+from agon_cli.policy import Policy
+from agon_cli.types import Prompt, Sampling
+from scripted import make_recipe, tokenizer, write_model
+
+EOS = tokenizer().convert_tokens_to_ids("<eos>")
+PROMPT = Prompt("", (4, 11, 30))
+SAMPLING = Sampling(1.0, 1.0, 0, 8)
+
+
+class Fake:
+    """Loads adapters that it can read, samples the seed's own digits, and does worse things when told to."""
+
+    def __init__(self, base: str) -> None:
+        self.base, self.room = base, 128
+        self.adapters: dict[str, str] = {}
+        self.asked: list[int] = []
+        self.spoil: Callable[[dict[str, Any]], Any] = lambda answer: answer
+        self.refuse: dict[str, tuple[int, Any]] = {}
+        self.forget_after: int | None = None
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: object) -> None: ...
+
+            def reply(self, status: int, value: Any) -> None:
+                content = value if isinstance(value, bytes) else json.dumps(value).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def do_GET(self) -> None:
+                self.reply(200, {"data": fake.cards()})
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                self.reply(*(fake.refuse.get(self.path) or fake.answer(self.path, body)))
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+    def cards(self) -> list[dict[str, Any]]:
+        base = {"id": self.base, "root": self.base, "parent": None, "max_model_len": self.room}
+        return [base, *({"id": name, "root": path, "parent": self.base} for name, path in self.adapters.items())]
+
+    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if path == "/v1/load_lora_adapter":
+            assert (Path(body["lora_path"]) / "adapter_model.safetensors").is_file()
+            self.adapters[body["lora_name"]] = body["lora_path"]
+            return 200, b"Success"
+        if path == "/v1/unload_lora_adapter":
+            return (200, b"Success") if self.adapters.pop(body["lora_name"], None) else (404, {})
+        if self.forget_after is not None and len(self.asked) >= self.forget_after:
+            self.adapters, self.forget_after = {}, None  # killed and restarted
+        if body["model"] not in self.adapters:
+            return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
+        self.asked.append(body["seed"])
+        ids = [20 + int(digit) for digit in str(body["seed"])] + [EOS]
+        choice = {
+            "token_ids": ids, "prompt_token_ids": body["prompt"], "logprobs": {"token_logprobs": [-1.0] * len(ids)},
+        }  # fmt: skip
+        return 200, self.spoil({"choices": [choice]})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_model(tmp_path / "model")
+
+
+@pytest.fixture
+def fake(folder) -> Iterator[Fake]:
+    found = Fake(str(folder))
+    yield found
+    found.http.shutdown()
+    found.http.server_close()
+
+
+def engine(folder: Path, *fakes: Fake, timeout: float = 5.0, **sections: Any) -> Any:
+    recipe = make_recipe(
+        folder, engine={"type": "server", "urls": [f.url for f in fakes], "timeout": timeout}, **sections
+    )
+    return engines.make(recipe, Policy(recipe))
+
+
+def test_every_seed_has_its_own_answer_and_servers_share_the_work(folder, fake):
+    second = Fake(str(folder))
+    both = engine(folder, fake, second)
+    seeds = [list(range(100, 130)), [], list(range(200, 203))]
+    found = both.sample([PROMPT] * 3, "A", SAMPLING, seeds)
+    assert [[c.ids for c in row] for row in found] == [
+        [(*(20 + int(digit) for digit in str(seed)), EOS) for seed in row] for row in seeds
+    ]
+    assert len(fake.asked) + len(second.asked) == 33
+    assert min(len(fake.asked), len(second.asked)) >= 16
+    both.close()
+    assert fake.adapters == second.adapters == {}
+
+
+def test_a_publish_replaces_the_players_adapter_and_no_other(folder, fake):
+    one = engine(folder, fake)
+    before = dict(fake.adapters)
+    assert len(before) == 2
+    one.publish("B")
+    assert len(fake.adapters) == 2
+    (kept,) = before.keys() & fake.adapters.keys()
+    assert "-A-" in kept
+    assert [Path(path).is_dir() for name, path in before.items() if name != kept] == [False]
+
+
+def test_a_server_that_comes_back_empty_gets_its_adapters_and_no_answer_is_lost(folder, fake):
+    one = engine(folder, fake)
+    fake.forget_after = 10
+    (row,) = one.sample([PROMPT], "B", SAMPLING, [list(range(100, 140))])
+    assert [c.ids[0:3] for c in row] == [tuple(20 + int(digit) for digit in str(seed)) for seed in range(100, 140)]
+    assert sorted(fake.asked) == list(range(100, 140)), "each was answered once"
+
+
+def test_a_server_that_stays_away_is_named_with_the_command_that_starts_it(folder, fake):
+    one = engine(folder, fake, timeout=0.7)
+    fake.http.shutdown()
+    fake.http.server_close()
+    with pytest.raises(UnreachableError, match=f"{fake.url} has been away for 0.7 s") as caught:
+        one.sample([PROMPT], "A", SAMPLING, [[1, 2]])
+    assert caught.value.code is Exit.UNREACHABLE
+    assert f"vllm serve {folder} --dtype float32 --max-model-len 88" in caught.value.hint
+    one.close()
+
+
+def spoiled(**changes: Any) -> Callable[[dict[str, Any]], Any]:
+    return lambda answer: {"choices": [answer["choices"][0] | changes]}
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda answer: b"<html>",
+        lambda answer: b"[" * 100_000,
+        lambda answer: [],
+        lambda answer: {"choices": []},
+        lambda answer: b"x" * (4 << 20),
+        spoiled(token_ids=None),
+        spoiled(token_ids=[True, EOS]),
+        spoiled(token_ids=[10**9, EOS], logprobs={"token_logprobs": [-1.0, -1.0]}),
+        spoiled(token_ids=[-1, EOS], logprobs={"token_logprobs": [-1.0, -1.0]}),
+        spoiled(token_ids=[EOS, EOS], logprobs={"token_logprobs": [-1.0, -1.0]}),
+        spoiled(token_ids=[20, 21], logprobs={"token_logprobs": [-1.0, -1.0]}),
+        spoiled(token_ids=[], logprobs={"token_logprobs": []}),
+        spoiled(token_ids=[20] * 9, logprobs={"token_logprobs": [-1.0] * 9}),
+        spoiled(logprobs={"token_logprobs": [-1.0]}),
+        spoiled(token_ids=[EOS], logprobs={"token_logprobs": [float("nan")]}),
+        spoiled(token_ids=[EOS], logprobs={"token_logprobs": [2.0]}),
+        spoiled(token_ids=[EOS], logprobs={"token_logprobs": ["-1"]}),
+        spoiled(prompt_token_ids=[4]),
+    ],
+)
+def test_an_answer_that_cannot_be_true_stops_the_run(folder, fake, spoil):
+    one = engine(folder, fake)
+    fake.spoil = spoil
+    with pytest.raises(GuardError, match=fake.url):
+        one.sample([PROMPT], "A", SAMPLING, [[1]])
+
+
+@pytest.mark.parametrize(
+    ("refusal", "said"),
+    [
+        ((404, {"detail": "Not Found"}), "loads no adapters while it runs"),
+        ((500, {"error": {"message": "LoRA rank 16 is greater than max_lora_rank 8.\x1b[31m"}}), "max_lora_rank 8"),
+        ((404, {"error": {"message": "Loading lora x failed: No adapter found for /x"}}), "cannot read"),
+        ((401, {"error": "Unauthorized"}), "wants a key"),
+    ],
+)
+def test_a_server_that_takes_no_adapter_is_refused_at_the_start(folder, fake, refusal, said):
+    fake.refuse["/v1/load_lora_adapter"] = refusal
+    with pytest.raises(UsageError, match=said) as caught:
+        engine(folder, fake)
+    assert "\x1b" not in caught.value.message
+
+
+def test_another_base_or_too_little_room_is_refused_at_the_start(folder, fake):
+    fake.room = 80
+    with pytest.raises(UsageError, match="reads 80 tokens, a prompt and a completion can take 88"):
+        engine(folder, fake)
+    fake.base = "someone/else"
+    with pytest.raises(UsageError, match="they serve someone/else"):
+        engine(folder, fake)
+
+
+def test_a_rank_that_vllm_has_no_room_for_is_refused():
+    assert [rank_room(rank) for rank in (1, 2, 16, 17, 512)] == [1, 8, 16, 32, 512]
+    with pytest.raises(UsageError, match="up to rank 512"):
+        rank_room(513)
+
+
+def test_vllm_in_process_says_what_it_needs(folder):
+    """Without the package, or with it on a CPU: either way not with a 4-bit base."""
+    recipe = make_recipe(folder, engine={"type": "vllm"}, model={"quantization": "nf4"})
+    with pytest.raises(MachineError, match=r"needs the vllm extra|4-bit bases on a GPU alone"):
+        check(recipe)
