@@ -5,7 +5,6 @@ completions of 64 forced tokens. Prints one JSON line a way and lap, then the me
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -13,12 +12,13 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig
-from w3_sampling import plain_peft
 
 from agon_cli import engines
 from agon_cli.policy import Policy
 from agon_cli.recipe import load
 from agon_cli.types import Prompt, Sampling, seed_of
+from w3_sampling import plain_peft
+from workloads import print_line
 
 PROMPTS, COMPLETIONS, TOKENS = 4, 8, 64
 
@@ -71,22 +71,22 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     rates: dict[str, list[float]] = {}
+    asked_ways = ways()
     with torch.no_grad():
         for lap in range(asked.laps + 1):
-            for name, sample in ways_once.items():
+            for name, sample in asked_ways.items():
                 start = time.perf_counter()
                 try:
                     tokens = sample()
                 except Exception as error:
-                    print(json.dumps({"way": name, "error": f"{type(error).__name__}: {str(error)[:200]}"}))
+                    print_line({"way": name, "error": f"{type(error).__name__}: {str(error)[:200]}"})
                     continue
                 rate = tokens / (time.perf_counter() - start)
-                print(json.dumps({"way": name, "lap": lap, "tokens": tokens, "tokens_per_s": round(rate, 1)}), flush=True)
+                print_line({"way": name, "lap": lap, "tokens": tokens, "tokens_per_s": round(rate, 1)})
                 if lap:
                     rates.setdefault(name, []).append(rate)
-    print(json.dumps({name: round(statistics.median(found), 1) for name, found in rates.items()}))
+    print_line({name: round(statistics.median(found), 1) for name, found in rates.items()})
 
 
 if __name__ == "__main__":
-    ways_once = ways()
     main()
