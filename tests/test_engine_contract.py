@@ -386,4 +386,4 @@ def test_a_prompt_that_is_asked_twice_is_computed_once(folder):
         HFEngine(policy, 4096).sample([PROMPTS[0], PROMPTS[2], PROMPTS[0]], "B", SAMPLING, [[1, 2], [3], [1, 4]])
     finally:
         hook.remove()
-    assert rows[:2] == [2, 5]
+    assert rows == [2], "later tokens take the short cut"

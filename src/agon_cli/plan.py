@@ -267,7 +267,7 @@ def notes(planner: Planner) -> list[str]:
             "its linear-attention layers are counted as plain torch runs them; kernels made for them hold less"
         )
     if any(base.model.quantization for base in planner.bases):
-        found.append("time leaves out unpacking 4-bit weights, which on a CPU is most of it")
+        found.append("time leaves out the unpacking of 4-bit weights")
     if isinstance(recipe.engine, VLLM) and planner.gpu_memory is None:
         found.append("vLLM takes engine.memory of a GPU: say which with --gpu-mem")
     if not isinstance(recipe.engine, HF):

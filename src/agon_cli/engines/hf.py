@@ -10,6 +10,7 @@ from torch import Tensor
 from agon_cli import lora
 from agon_cli.batching import by_token_budget
 from agon_cli.engines.cache import make_room
+from agon_cli.engines.lean import fits, next_states
 from agon_cli.engines.sampling import draw, uniforms
 from agon_cli.errors import GuardError
 from agon_cli.forward import cache_name, head, left_padded
@@ -87,7 +88,7 @@ def _generate(
     mask_BT = torch.ones(len(owner), mask_PT.shape[1] + sampling.max_tokens, dtype=torch.long, device=device)
     mask_BT[:, : mask_PT.shape[1]] = mask_PT[owner]
     place_B = places_PT[owner, -1]
-    padded = not bool(mask_PT.all())
+    padded, short_cut = not bool(mask_PT.all()), fits(decoder, cache)
 
     total = len(owner)
     tokens_BT = torch.zeros(total, sampling.max_tokens, dtype=torch.long, device=device)
@@ -113,14 +114,13 @@ def _generate(
             cache.reorder_cache(keep)
             alive, token_B, place_B, mask_BT = alive[keep], token_B[keep], place_B[keep], mask_BT[keep]
         place_B = place_B + 1
-        out = decoder(
-            input_ids=token_B[:, None],
-            attention_mask=mask_BT[:, : mask_PT.shape[1] + step + 1] if padded else None,
-            position_ids=place_B[:, None],
-            use_cache=True,
-            **{name: cache},
-        )
-        logits_BV = head(causal, out.last_hidden_state[:, -1])
+        mask = mask_BT[:, : mask_PT.shape[1] + step + 1] if padded else None
+        if short_cut:
+            states_BH = next_states(decoder, token_B, place_B, cache, mask)
+        else:
+            new = {"input_ids": token_B[:, None], "position_ids": place_B[:, None], name: cache}
+            states_BH = decoder(**new, attention_mask=mask, use_cache=True).last_hidden_state[:, -1]
+        logits_BV = head(causal, states_BH)
     return _completions(seat, tokens_BT, logprobs_BT, length_B, stopped_B, sampling.temperature)
 
 

@@ -52,6 +52,8 @@ def draw(
 def _invert_in_blocks(mass_BV: Tensor, uniforms_B1: Tensor, block: int) -> Tensor:
     """Where the cumulative mass passes the uniform's share of the total: the block first, then the place in it."""
     blocks_BGK = mass_BV.view(len(mass_BV), -1, block)
+    if blocks_BGK.shape[1] == 1:
+        return _invert(mass_BV.double().cumsum(-1), uniforms_B1)[0]
     sums_BG = blocks_BGK.sum(-1).double().cumsum(-1)
     block_B1, rest_B1 = _invert(sums_BG, uniforms_B1)
     within_BK = blocks_BGK.gather(1, block_B1[:, :, None].expand(-1, -1, block)).squeeze(1).double().cumsum(-1)
