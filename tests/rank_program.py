@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,7 @@ def main(folder: Path, out: Path) -> None:
     ranks.leave()
 
 
-def fork(rank: int, size: int, folder: Path, out: Path) -> int:
+def fork(main: Callable[[Path, Path], None], rank: int, size: int, folder: Path, out: Path) -> int:
     """Start one rank; its process id."""
     child = os.fork()
     if child == 0:
@@ -124,9 +125,14 @@ def fork(rank: int, size: int, folder: Path, out: Path) -> int:
     return child
 
 
-if __name__ == "__main__":
+def in_turn(main: Callable[[Path, Path], None], counts: Sequence[int]) -> None:
+    """Run `main` in so many processes at once, one count after the other; ends with 1 where one fails."""
     torch.set_num_threads(1)
-    for count in (1, 2, 3):
-        children = [fork(rank, count, Path(sys.argv[1]), Path(sys.argv[2])) for rank in range(count)]
+    for count in counts:
+        children = [fork(main, rank, count, Path(sys.argv[1]), Path(sys.argv[2])) for rank in range(count)]
         if any(os.waitpid(child, 0)[1] for child in children):
             sys.exit(1)
+
+
+if __name__ == "__main__":
+    in_turn(main, (1, 2, 3))

@@ -49,7 +49,10 @@ ROWS: dict[str, dict[str, set[str]]] = {
         "launch": set(),
     },
     "3b": {"policy": {"torch", "transformers", "peft", "bitsandbytes"}},
-    "3c": {"engines": {"torch", "numpy", "transformers", "peft", "safetensors", "vllm"}},
+    "3c": {
+        "engines": {"torch", "numpy", "transformers", "peft", "safetensors", "vllm"},
+        "sharding": {"torch", "transformers"},
+    },
     "4": {"canary": {"torch"}, "rollout": set(), "update": {"torch"}, "outline": {"torch", "transformers"}},
     "5a": {"assemble": set(), "records": set(), "players": {"pydantic", "safetensors"}},
     "5b": {"evaluate": set(), "costs": {"torch"}},

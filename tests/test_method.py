@@ -451,7 +451,7 @@ def scripted_rows(draft_kind: str, challenge_kind: str, folder: Any, method: dic
 
 
 LADDER = [
-    # draft, challenge, method, reward of the challenge, by METHOD's own numbers
+    # draft, challenge, method, reward of the challenge, by the method's own numbers
     ("wrong", "wrong", {}, 0.5),
     ("right", "right", {}, 2.5),
     ("wrong", "right", {}, 3.5),

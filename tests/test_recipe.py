@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from agon_cli.errors import Exit, UsageError
 from agon_cli.recipe import PRESETS, Recipe, differences, from_resolved, load, locate, resolved, shipped
+from agon_cli.recipe.engine import HF
 from agon_cli.recipe.explain import keys
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -86,6 +87,11 @@ REFUSED = [
         BASE + "players: {1st: {}, B: {}}\n",
         "r.yaml:3: players.1st: a player's name is a letter, then at most 31 letters",
     ),
+    (
+        BASE + "engine: {type: server, urls: ['ftp://x']}\n",
+        "r.yaml:3: engine.urls.0: must be http:// or https:// and an",
+    ),
+    (BASE + "engine: {type: server, urls: ['http://me:pw@x']}\n", "and an address, without a user"),
     (
         "model: {id: x}\ndata:\n  type: hub\n  id: y\n  filters:\n    - {column: a, minimun: 3}\n",
         "r.yaml:6: data.filters.0.minimun: unknown key; did you mean 'minimum'?",
@@ -320,6 +326,13 @@ def test_a_preset_is_its_knobs_and_each_can_be_set_alone(preset):
 def test_a_resolved_recipe_comes_back_through_json(name):
     recipe = load(name)
     assert from_resolved(json.loads(json.dumps(resolved(recipe)))) == recipe
+
+
+def test_a_value_of_the_default_engine_needs_no_type():
+    """What the plan and running out of memory advise can be typed as it is."""
+    assert load("tiny", ["engine.batch_tokens=500"]).engine == HF(type="hf", batch_tokens=500)
+    with pytest.raises(UsageError, match=r"engine\.batch_token: unknown key; did you mean 'batch_tokens'"):
+        load("tiny", ["engine.batch_token=500"])
 
 
 def test_a_resolved_recipe_holds_every_key(write):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,14 @@ from scripted import make_recipe, tokenizer, write_model
 EOS = tokenizer().convert_tokens_to_ids("<eos>")
 PROMPT = Prompt("", (4, 11, 30))
 SAMPLING = Sampling(1.0, 1.0, 0, 8)
+
+
+class Broken(bytes):
+    """An answer that announces ten bytes more than it has."""
+
+
+class Dripped(bytes):
+    """An answer of which a byte comes every tenth of a second."""
 
 
 class Fake:
@@ -44,12 +54,16 @@ class Fake:
             def reply(self, status: int, value: Any) -> None:
                 content = value if isinstance(value, bytes) else json.dumps(value).encode()
                 self.send_response(status)
-                self.send_header("Content-Length", str(len(content)))
+                self.send_header("Content-Length", str(len(content) + 10 * isinstance(value, Broken)))
                 self.end_headers()
-                self.wfile.write(content)
+                self.close_connection = isinstance(value, Broken | Dripped)
+                with suppress(OSError):
+                    for start in range(0, len(content), 1 if isinstance(value, Dripped) else len(content)):
+                        time.sleep(0.1 * isinstance(value, Dripped))
+                        self.wfile.write(content[start : start + 1] if isinstance(value, Dripped) else content)
 
             def do_GET(self) -> None:
-                self.reply(200, {"data": fake.cards()})
+                self.reply(*(fake.refuse.get(self.path) or (200, {"data": fake.cards()})))
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -170,6 +184,7 @@ def spoiled(**changes: Any) -> Callable[[dict[str, Any]], Any]:
         spoiled(token_ids=[EOS], logprobs={"token_logprobs": [float("nan")]}),
         spoiled(token_ids=[EOS], logprobs={"token_logprobs": [2.0]}),
         spoiled(token_ids=[EOS], logprobs={"token_logprobs": ["-1"]}),
+        spoiled(token_ids=[EOS], logprobs={"token_logprobs": [-(10**400)]}),
         spoiled(prompt_token_ids=[4]),
     ],
 )
@@ -203,6 +218,45 @@ def test_another_base_or_too_little_room_is_refused_at_the_start(folder, fake):
     fake.base = "someone/else"
     with pytest.raises(UsageError, match="they serve someone/else"):
         engine(folder, fake)
+
+
+@pytest.mark.parametrize(("status", "hint"), [(401, "VLLM_API_KEY"), (302, "start it so"), (500, "start it so")])
+def test_a_server_that_does_not_say_what_it_serves_is_refused(folder, fake, status, hint):
+    fake.refuse["/v1/models"] = (status, {"error": "no"})
+    with pytest.raises(UsageError, match=f"lists no models: {status} no") as caught:
+        engine(folder, fake)
+    assert hint in caught.value.hint
+
+
+def test_an_answer_that_breaks_off_is_asked_for_again(folder, fake):
+    one = engine(folder, fake)
+    spoils = iter([Broken])
+    fake.spoil = lambda answer: next(spoils, lambda whole: whole)(json.dumps(answer).encode())
+    ((found,),) = one.sample([PROMPT], "A", SAMPLING, [[7]])
+    assert found.ids == (27, EOS)
+
+
+def test_a_server_that_drips_is_away_like_one_that_is_silent(folder, fake):
+    one = engine(folder, fake, timeout=0.7)
+    fake.spoil = lambda answer: Dripped(json.dumps(answer).encode())
+    with pytest.raises(UnreachableError, match="timed out"):
+        one.sample([PROMPT], "A", SAMPLING, [[7]])
+
+
+def test_a_server_that_does_not_answer_at_the_end_holds_it_up_only_shortly(folder, fake, monkeypatch):
+    monkeypatch.setattr("agon_cli.engines.server.LEAVE_SECONDS", 0.2)
+    one = engine(folder, fake, timeout=30.0)
+    fake.refuse["/v1/unload_lora_adapter"] = (200, Dripped(b"x" * 100))
+    began = time.monotonic()
+    one.close()
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("url", ["http://a b", "http://x..y", "http://h/\u00e4", "http://h:99999", "http://["])
+def test_an_address_that_is_none_is_refused(folder, url):
+    recipe = make_recipe(folder, engine={"type": "server", "urls": [url]})
+    with pytest.raises(UsageError, match="is no address"):
+        engines.make(recipe, Policy(recipe))
 
 
 def test_a_rank_that_vllm_has_no_room_for_is_refused():

@@ -17,6 +17,7 @@ from agon_cli.prompts import Renderer
 from agon_cli.ranks import ALONE, Ranks
 from agon_cli.recipe.schema import Recipe
 from agon_cli.rollout import Arena
+from agon_cli.sharding import shard
 from agon_cli.summaries import read, withhold
 from agon_cli.types import Problem
 from agon_cli.verifiers import Verifier
@@ -54,22 +55,30 @@ def assemble(
     ranks: Ranks = ALONE,
     scratch: Path | None = None,
     tell: Callable[[str], None] = lambda text: None,
+    sharded: bool = False,
 ) -> World:
     """Load data, models, verifier and engine, in the order in which a mistake is cheapest to find. `scratch` and `tell`
-    are the engine's: where it may write, and to whom it says that it has to wait."""
+    are the engine's: where it may write, and to whom it says that it has to wait. `sharded` lays bases over `ranks`."""
     verifier = verifiers.make(recipe)
     try:
-        return _assembled(recipe, verifier, ranks, scratch, tell)
+        return _assembled(recipe, verifier, ranks, scratch, tell, sharded)
     except BaseException:
         verifier.close()
         raise
 
 
 def _assembled(
-    recipe: Recipe, verifier: Verifier, ranks: Ranks, scratch: Path | None, tell: Callable[[str], None]
+    recipe: Recipe,
+    verifier: Verifier,
+    ranks: Ranks,
+    scratch: Path | None,
+    tell: Callable[[str], None],
+    sharded: bool,
 ) -> World:
     splits = data.load(recipe, verifier)
-    policy = Policy(recipe)
+    policy = Policy(recipe, "cpu" if sharded else None)
+    if sharded:
+        shard(policy, ranks)
     _check_room(recipe, policy)
     renderers = renderers_of(recipe, policy)
     fitting, dropped = {}, {}

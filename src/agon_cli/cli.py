@@ -83,15 +83,18 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check recipe and data, show what would run.")] = False,
     max_steps: Annotated[int | None, typer.Option(min=1, help="Stop after this step.", show_default=False)] = None,
     gpus: Annotated[int, typer.Option(min=1, max=99, metavar="N", help="GPUs; without any, N CPU processes.")] = 1,
+    shard: Annotated[bool, typer.Option("--shard", help="Lay each base over all GPUs; sampling is servers'.")] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Train the players of RECIPE. The same command again goes on where it stopped."""
-    from agon_cli import launch, session
+    from agon_cli import launch, session, sharding
     from agon_cli.halt import Halt
 
     launch.attach()
-    planned = session.plan(recipe, overrides or [], out)
+    planned = session.plan(recipe, overrides or [], out, shard)
+    if shard:
+        sharding.check(planned.recipe, gpus)
     if dry_run:
         plan = session.dry_run(planned, fresh)
         if as_json:
@@ -102,7 +105,7 @@ def train(
             _results().show_plan(plan)
             show_needs(plan["needs"])
         return
-    flags = [flag for flag, given in (("--json", as_json), ("--quiet", quiet)) if given]
+    flags = [flag for flag, given in (("--shard", shard), ("--json", as_json), ("--quiet", quiet)) if given]
     where = ["--out", str(out)] if out is not None else []
     where += ["--gpus", str(gpus)] if gpus > 1 else []
     again = shlex.join(["agon", "train", recipe, *(overrides or []), *where, *flags])
@@ -133,7 +136,7 @@ def train(
 def plan(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a shipped recipe.")],
     overrides: Overrides = None,
-    gpu_mem: Annotated[float | None, typer.Option(min=0.1, metavar="GIB", show_default=False,
+    gpu_mem: Annotated[float | None, typer.Option(min=0.1, max=1e6, metavar="GIB", show_default=False,
                                                   help="Memory of a GPU; say what to change so that it fits.")] = None,
     gpus: Annotated[int, typer.Option(min=1, max=99, metavar="N", help="Devices that share the work.")] = 1,
     probe: Annotated[bool, typer.Option("--probe", help="Also take one step at its caps, measured.")] = False,

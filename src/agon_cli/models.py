@@ -119,14 +119,14 @@ def config(model: Model) -> Any:
         return AutoConfig.from_pretrained(place.source, revision=place.revision, trust_remote_code=False)
 
 
-def load(model: Model) -> tuple[Any, Any]:
-    """The frozen base in evaluation mode on this machine's device, and its tokenizer.
+def load(model: Model, device: str | None = None) -> tuple[Any, Any]:
+    """The frozen base in evaluation mode on `device`, by default this machine's, and its tokenizer.
 
     Raises UnreachableError when it cannot be read, MachineError when 4-bit loading lacks its package.
     """
     place = locate(model.id)
     options: dict[str, Any] = {"dtype": DTYPES[model.dtype], "attn_implementation": PACKED}
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if model.quantization == "nf4":
         options["quantization_config"] = _four_bits(DTYPES[model.dtype])
         options["device_map"] = {"": device}

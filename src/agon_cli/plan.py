@@ -11,6 +11,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -166,7 +167,12 @@ def floor(recipe: Recipe) -> int:
     wanted = {"reasoning_gym": recipe.data.type == "reasoning_gym", "datasets": recipe.data.type == "hub",
               "math_verify": recipe.verifier.type == "math",
               "bitsandbytes": any(recipe.model_of(name).quantization for name in recipe.cast)}  # fmt: skip
-    command = [sys.executable, "-W", "ignore", "-c", _FLOOR, *(name for name, needed in wanted.items() if needed)]
+    return _measured_floor(tuple(name for name, needed in wanted.items() if needed))
+
+
+@lru_cache
+def _measured_floor(libraries: tuple[str, ...]) -> int:
+    command = [sys.executable, "-W", "ignore", "-c", _FLOOR, *libraries]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return int(done.stdout.split()[-1]) if done.returncode == 0 and done.stdout.strip() else 0
 

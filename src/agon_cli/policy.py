@@ -19,6 +19,7 @@ from agon_cli import lora, models
 from agon_cli.errors import GuardError, UsageError
 from agon_cli.forward import Row, completion_states, head, recomputing
 from agon_cli.losses import token_logprobs
+from agon_cli.ranks import ALONE, Ranks
 from agon_cli.recipe.schema import Lora, Model, Recipe
 from agon_cli.types import seed_of
 
@@ -51,7 +52,12 @@ class Seat:
 class Policy:
     """All players of a recipe with their trainable parameters, kept apart by name."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    sharded_over: Ranks = ALONE
+    """The ranks that each hold a part of the bases, and so compute every pass together."""
+    known_hashes: dict[str, str] | None = None
+    """`base_hashes` of bases that are no longer whole here."""
+
+    def __init__(self, recipe: Recipe, device: str | None = None) -> None:
         if recipe.hardware.threads:
             torch.set_num_threads(recipe.hardware.threads)
         self.seats: dict[str, Seat] = {}
@@ -63,7 +69,7 @@ class Policy:
             if model in homes:
                 homes[model][0].add_adapter(adapter, config)
             else:
-                base, tokenizer = models.load(model)
+                base, tokenizer = models.load(model, device)
                 homes[model] = (with_adapter(base, config, adapter), tokenizer)
             peft_model, tokenizer = homes[model]
             stops = models.stop_ids(peft_model.get_base_model(), tokenizer)
@@ -116,9 +122,11 @@ class Policy:
         recompute: bool = False,
     ) -> list[Tensor]:
         """`logprobs` at each temperature; a gradient flows through the first alone."""
-        with self.acting(player, bare=bare) as seat, recomputing(seat.model, recompute):
+        together = self.sharded_over
+        with self.acting(player, bare=bare) as seat, recomputing(seat.model, recompute), together.computing():
             causal = seat.model.get_base_model()
-            hidden_MH, targets_M = completion_states(causal, rows, share=not recompute)
+            share = not recompute and together.size == 1  # it takes one pass or two, as the rows are
+            hidden_MH, targets_M = completion_states(causal, rows, share)
 
             def logits(hidden_CH: Tensor) -> Tensor:
                 return head(causal, hidden_CH)
@@ -158,7 +166,10 @@ class Policy:
         return {name: known[id(seat.model)] for name, seat in self.seats.items()}
 
     def base_hash(self, player: str) -> str:
-        """Sixteen hex digits over the frozen weights under a player; they must never move."""
+        """Sixteen hex digits over the frozen weights under a player; they must never move. Of a sharded base: those it
+        had when it was whole."""
+        if self.known_hashes is not None:
+            return self.known_hashes[player]
         digest = hashlib.sha256()
         for name, tensor in sorted(self.seats[player].model.named_parameters()):
             if ".player_" not in name:

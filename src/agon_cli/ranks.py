@@ -125,6 +125,18 @@ class Ranks:
             dist.destroy_process_group()
 
     @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Around what computes and talks at once, as a pass through a sharded base does. Raises LostRank for what the
+        transport says, and leaves other errors as they are."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self.size > 1 and (isinstance(error, dist.DistError) or "/gloo/" in str(error)):
+                with self._waiting():
+                    raise
+            raise
+
+    @contextmanager
     def _waiting(self) -> Iterator[None]:
         """Turn what the transport says when another rank is gone or silent into a LostRank."""
         try:

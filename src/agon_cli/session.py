@@ -33,6 +33,7 @@ class Plan:
     recipe: Recipe
     source: Path
     out: Path
+    sharded: bool = False
 
     @property
     def steps(self) -> int:
@@ -71,10 +72,10 @@ class Plan:
         }  # fmt: skip
 
 
-def plan(source: str, overrides: Sequence[str], out: Path | None) -> Plan:
+def plan(source: str, overrides: Sequence[str], out: Path | None, sharded: bool = False) -> Plan:
     """Read the recipe; the run folder is `runs/<recipe>` unless named. Raises UsageError for whatever is wrong."""
     recipe, path = load(source, overrides), locate(source)
-    return Plan(recipe, path, out if out is not None else Path("runs", path.stem))
+    return Plan(recipe, path, out if out is not None else Path("runs", path.stem), sharded)
 
 
 def sampling(recipe: Recipe) -> Row:
@@ -129,7 +130,7 @@ def train(
         from agon_cli.ranks import join
 
         ranks = join()
-        manifest["hardware"]["ranks"] = ranks.size
+        manifest["hardware"] |= {"ranks": ranks.size, "sharded": planned.sharded}
         if ranks.size > 1:
             emit("ranks", size=ranks.size, device=ranks.device)
         opened = RunFolder.open(planned.out, text, resolved(recipe), manifest, fresh) if ranks.first else nullcontext()
@@ -166,7 +167,7 @@ def _play(
 
     emit("phase", name="load")
     scratch = planned.out / ".adapters"
-    world = assemble(planned.recipe, ranks, scratch, lambda text: emit("warning", text=text))
+    world = assemble(planned.recipe, ranks, scratch, lambda text: emit("warning", text=text), planned.sharded)
     try:
         hashes = _flat(world.hashes())
         ranks.check_same("weights, data or prompts", repr(hashes), "give every machine the same files")

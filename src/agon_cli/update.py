@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -77,6 +77,10 @@ def moves(rollout: Rollout, optim: Optim) -> bool:
     return not rollout.verdict.masked and (rollout.advantage != 0.0 or optim.kl > 0.0)
 
 
+def _tokens(rollout: Rollout) -> int:
+    return len(rollout.prompt.ids) + len(rollout.completion.ids)
+
+
 def accumulate_gradient(
     policy: Policy,
     player: str,
@@ -91,6 +95,9 @@ def accumulate_gradient(
     Only the groups whose indices are in `mine` (None: all) are computed; denominators are counted over all of them.
     Where a micro-batch of `budget` tokens does not fit into memory, all begins again with ones half as large.
 
+    Ranks that share a base (`policy.sharded_over`) all compute as many micro-batches as the one that has most; those
+    beyond a rank's own weigh nothing. Running out of memory then ends the run.
+
     Rollouts without advantage add nothing and are not recomputed, unless a KL term needs them. On its way back the loss
     is scaled by about its denominator, a power of two: else a float16 base would round most of a large step to zero.
     """
@@ -102,21 +109,27 @@ def accumulate_gradient(
         index for index, rollout in enumerate(rollouts)
         if owned[index] and moves(rollout, optim)
     ]  # fmt: skip
-    lengths = [len(rollouts[index].prompt.ids) + len(rollouts[index].completion.ids) for index in wanted]
+    lengths = [_tokens(rollouts[index]) for index in wanted]
 
     def in_batches_of(most: int) -> tuple[float, float, float, int]:
         for parameter in policy.parameters(player).values():
             parameter.grad = None
         sums = (0.0, 0.0, 0.0, 0)
-        for batch in by_token_budget(lengths, most):
+        batches = by_token_budget(lengths, most)
+        passes = max(together.gather(len(batches)))  # asked before the first: it cannot end without the other ranks
+        for batch in batches:
             chosen = [wanted[index] for index in batch]
             rows, shares = [rollouts[index] for index in chosen], [weights[index] for index in chosen]
             part = _one_batch(policy, player, rows, shares, optim, temperature, scale)
             sums = tuple(map(sum, zip(sums, part, strict=True)))  # type: ignore[assignment]
+        idle = replace(min(rollouts, key=_tokens), advantage=0.0)
+        for _ in range(passes - len(batches)):
+            _one_batch(policy, player, [idle], [0.0], optim, temperature, scale)
         return sums
 
-    budget = budget or Budget(optim.micro_batch_tokens)
-    loss, gap, kl, tokens = shrinking(in_batches_of, budget.tokens, budget.lower, floor=max(lengths, default=1))
+    budget, together = budget or Budget(optim.micro_batch_tokens), policy.sharded_over
+    floor = max(lengths, default=1) if together.size == 1 else budget.tokens  # one rank cannot begin again by itself
+    loss, gap, kl, tokens = shrinking(in_batches_of, budget.tokens, budget.lower, floor)
     for parameter in policy.parameters(player).values():
         if parameter.grad is not None:
             parameter.grad /= scale
@@ -144,7 +157,8 @@ def _one_batch(
     advantages_M = _spread([row.advantage for row in rows], rows, logprobs_M)
     inputs = PolicyBatch(logprobs_M, advantages_M, _spread(shares, rows, logprobs_M), reference_M)
     loss, sums = policy_gradient_loss(inputs, optim.kl)
-    (loss * scale).backward()
+    with policy.sharded_over.computing():
+        (loss * scale).backward()
     sampled_M = torch.tensor([value for row in rows for value in row.completion.logprobs], device=logprobs_M.device)
     gap = float(([logprobs_M, *elsewhere][-1].detach() - sampled_M).abs().sum())
     return float(loss.detach()), gap, sums.get("kl", 0.0), len(sampled_M)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +23,8 @@ S = TypeVar("S")
 T = TypeVar("T")
 START_SECONDS = 30.0
 """How long a server may be away when a run starts: then it is more likely misspelt than restarting."""
+LEAVE_SECONDS = 3.0
+"""How long a server may take to let go of an adapter when the run ends."""
 AT_ONCE = 256
 """Questions under way at one server, which is what vLLM batches by default."""
 _ANSWER_BYTES, _TOKEN_BYTES = 1 << 20, 4096
@@ -141,7 +144,7 @@ class ServerEngine:
 
     def _assign(self) -> dict[str, list[_Host]]:
         """The servers of each player's base. Raises UsageError for a base without one, and a server without a use."""
-        listed = [host.insist(host.cards, self._command(self._recipe.cast[0])) for host in self._hosts]
+        listed = [self._listed(host, self._command(self._recipe.cast[0])) for host in self._hosts]
         serving: dict[str, list[_Host]] = {}
         for name in self.policy.seats:
             model = self._recipe.model_of(name)
@@ -159,6 +162,14 @@ class ServerEngine:
                     "take it out of engine.urls, or start it with the recipe's base",
                 )
         return serving
+
+    @staticmethod
+    def _listed(host: _Host, how: str) -> list[dict[str, Any]]:
+        try:
+            return host.insist(host.cards, how)
+        except Refused as error:
+            hint = "put its key into VLLM_API_KEY" if error.status in (401, 403) else f"start it so: {how}"
+            raise UsageError(f"the server {host.wire.url} lists no models: {error}", hint) from error
 
     def publish(self, player: str) -> None:
         """Every server of the player's base takes up the adapter as it is now; refuses an unknown player.
@@ -313,10 +324,9 @@ class ServerEngine:
         for player, version in versions.items():
             for host in self._serving[player]:
                 host.wire.hang_up()
-                try:
+                host.wire.silence = min(host.wire.silence, LEAVE_SECONDS)
+                with suppress(Away, Refused, Nonsense):
                     host.wire.ask("/v1/unload_lora_adapter", {"lora_name": version.name})
-                except (Away, Refused, Nonsense):
-                    continue
         self._versions.close()
 
 
@@ -384,4 +394,7 @@ def _read(answer: dict[str, Any], prompt: Prompt) -> tuple[list[int], list[float
         raise Nonsense("a completion without log-probabilities")
     if choice.get("prompt_token_ids") != list(prompt.ids):
         raise Nonsense("a completion of another prompt than it was given")
-    return ids, [float(value) for value in logprobs]
+    try:
+        return ids, [float(value) for value in logprobs]
+    except OverflowError:
+        raise Nonsense("a log-probability that is none") from None

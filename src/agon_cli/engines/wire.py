@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import os
+import socket
 import ssl
 import threading
+import time
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -38,7 +42,7 @@ class Nonsense(Exception):
 class Wire:
     """Questions to the server at `url`, from any number of threads, each with a connection of its own that it keeps.
 
-    A server that says nothing for `silence` seconds is away. A key in $VLLM_API_KEY is sent along.
+    A server whose answer is not there after `silence` seconds is away. A key in $VLLM_API_KEY is sent along.
     """
 
     def __init__(self, url: str, silence: float) -> None:
@@ -47,11 +51,14 @@ class Wire:
             self._host, self._port, self._secure = parts.hostname or "", parts.port, parts.scheme == "https"
             if not self._host:
                 raise ValueError("it names no host")
+            self._host.encode("idna")
+            if any(character <= " " or character > "~" for character in self._host + parts.path):
+                raise ValueError("it has a character that no address has")
         except ValueError as error:
             raise UsageError(f"engine.urls: {url!r} is no address: {error}", "such as http://127.0.0.1:8000") from error
         self._path = parts.path.rstrip("/").removesuffix("/v1")
         self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{self._path}"
-        self._silence = silence
+        self.silence = silence
         self._own = threading.local()
         self._open: set[http.client.HTTPConnection] = set()
         self._lock = threading.Lock()
@@ -67,13 +74,15 @@ class Wire:
             headers["Authorization"] = f"Bearer {key}"
         try:
             if connection.sock is None:
-                connection.timeout = min(CONNECT_SECONDS, self._silence)
+                connection.timeout = min(CONNECT_SECONDS, self.silence)
                 connection.connect()
                 self._patient(connection)
             data = None if body is None else json.dumps(body)
             connection.request("GET" if body is None else "POST", self._path + path, data, headers)
             response = connection.getresponse()
             content = response.read(limit + 1)
+            if response.length and len(content) <= limit:
+                raise http.client.IncompleteRead(content, response.length)
         except (OSError, http.client.HTTPException, ssl.SSLError) as error:
             self._drop(connection)
             raise Away(plain(str(error)) or type(error).__name__) from error
@@ -109,13 +118,14 @@ class Wire:
     def _patient(self, connection: http.client.HTTPConnection) -> None:
         """Once connected, an answer may take far longer than the connection did."""
         if connection.sock is not None:
-            connection.sock.settimeout(self._silence)
+            connection.sock.settimeout(self.silence)
 
     def _connection(self) -> http.client.HTTPConnection:
         found: http.client.HTTPConnection | None = getattr(self._own, "connection", None)
         if found is None or found not in self._open:
             kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-            found = kind(self._host, self._port, timeout=self._silence)
+            found = kind(self._host, self._port, timeout=self.silence)
+            found.response_class = partial(_Timely, self.silence)  # type: ignore[assignment]
             self._own.connection = found
             with self._lock:
                 self._open.add(found)
@@ -126,6 +136,37 @@ class Wire:
             self._open.discard(connection)
         with suppress(OSError):
             connection.close()
+
+
+class _Timely(http.client.HTTPResponse):
+    """An answer that has to be whole after so many seconds: a server that drips holds nobody up for ever."""
+
+    def __init__(self, seconds: float, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        self.fp.close()
+        self.fp = io.BufferedReader(_Until(sock, time.monotonic() + seconds))
+
+
+class _Until(io.RawIOBase):
+    """What a socket receives, until the clock shows `end`."""
+
+    def __init__(self, sock: socket.socket, end: float) -> None:
+        self._sock, self._end = sock, end
+        self._bytes = sock.makefile("rb", buffering=0)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        self._sock.settimeout(left)
+        return self._bytes.readinto(buffer)
+
+    def close(self) -> None:
+        self._bytes.close()
+        super().close()
 
 
 def plain(text: str) -> str:

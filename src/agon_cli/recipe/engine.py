@@ -29,7 +29,7 @@ class Server(Section):
     """Running vLLM servers, started with runtime adapter loading and able to read the run folder."""
 
     type: Literal["server"]
-    urls: list[Annotated[str, Field(pattern=r"^https?://")]] = Field(min_length=1)
+    urls: list[Annotated[str, Field(pattern=r"^https?://[^/@]+(/|$)")]] = Field(min_length=1)
     """Addresses such as http://127.0.0.1:8000; prompts are shared out among them."""
     timeout: float = Field(600.0, gt=0)
     """Seconds that a server may be silent or away before the run stops, its state saved."""

@@ -124,6 +124,8 @@ def _text(path: KeyPath, errors: list[Mapping[str, Any]], tree: Any) -> str:
 def _rarer(kind: str, context: Mapping[str, Any], value: Any, message: str) -> str:
     if kind == "finite_number":
         return f"must be a finite number (got {_shown(value)})"
+    if kind == "string_pattern_mismatch" and "http" in context["pattern"]:
+        return "must be http:// or https:// and an address, without a user: a key goes into VLLM_API_KEY"
     if kind == "string_pattern_mismatch":
         return "a player's name is a letter, then at most 31 letters, digits, _ or -"
     if kind in ("too_short", "string_too_short"):

@@ -285,6 +285,12 @@ class Recipe(Section):
     seed: int = Field(0, ge=0)
     """Every random draw of the run is derived from it."""
 
+    @field_validator("engine", mode="before")
+    @classmethod
+    def engine_without_a_type(cls, given: Any) -> Any:
+        """`engine.batch_tokens=N` alone means the default engine's."""
+        return {"type": "hf"} | given if isinstance(given, dict) else given
+
     @model_validator(mode="after")
     def parts_agree(self) -> Recipe:
         """A method with a rival needs one, another problem's draft another problem, a task's own scorer that task."""
