@@ -331,8 +331,6 @@ def test_a_resolved_recipe_comes_back_through_json(name):
 def test_a_value_of_the_default_engine_needs_no_type():
     """What the plan and running out of memory advise can be typed as it is."""
     assert load("tiny", ["engine.batch_tokens=500"]).engine == HF(type="hf", batch_tokens=500)
-    with pytest.raises(UsageError, match=r"engine\.batch_token: unknown key; did you mean 'batch_tokens'"):
-        load("tiny", ["engine.batch_token=500"])
 
 
 def test_a_resolved_recipe_holds_every_key(write):
