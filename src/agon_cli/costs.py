@@ -135,6 +135,9 @@ def disk(recipe: Recipe, adapters: int) -> Row:
     return found | {"total": found["checkpoints"] + found["rollouts"] + found["evaluations"]}
 
 
+WIDEST = 16384
+
+
 @dataclass(frozen=True)
 class Speed:
     """What this device was measured to do: multiply-adds x 2 a second in matrices of a micro-batch's and of a decoding
@@ -146,9 +149,10 @@ class Speed:
 
 
 def speed(base: Outline, step: Sizes) -> Speed:
-    """Measure it, in about a second, with matrices as wide as the base's layers."""
-    hidden = int(base.text.hidden_size)
-    out = int(getattr(base.text, "intermediate_size", None) or 4 * hidden)
+    """Measure it, in about a second, with matrices as wide as the base's layers, up to a width at which wider ones are
+    no faster."""
+    hidden = min(WIDEST, int(base.text.hidden_size))
+    out = min(WIDEST, int(getattr(base.text, "intermediate_size", None) or 4 * hidden))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = DTYPES[base.model.dtype]
     weight = torch.zeros(hidden, out, dtype=dtype, device=device)
