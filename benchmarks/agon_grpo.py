@@ -104,7 +104,7 @@ def measure(
     try:
         share = run_steps(world, laps, dense)
     finally:
-        world.arena.verifier.close()
+        world.close()
     about = {"workload": workload, "side": f"agon {__version__}", "dense": dense, "rows_with_advantage": share}
     return about | laps.figures() | {"peak_rss_mib": peak_rss_mib()} | machine() | {"overrides": list(overrides)}
 

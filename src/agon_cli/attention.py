@@ -19,18 +19,23 @@ def packed_sdpa(
 ) -> tuple[Tensor, None]:
     """Scaled dot-product attention, as transformers calls it; returns B x T x H x D.
 
-    H query heads share K key heads. For a single new token the H / K queries of a key head are laid side by side as if
-    they were so many tokens; torch would otherwise repeat the whole cache H / K times at every token.
+    For a single new token `one_token` computes it.
     """
     if query_BHTD.shape[2] != 1 or (mask is not None and mask.shape[1] != 1) or kwargs.get("position_bias") is not None:
         plain: tuple[Tensor, None] = sdpa_attention_forward(module, query_BHTD, key_BKSD, value_BKSD, mask, **kwargs)
         return plain
-    rows, heads, _, width = query_BHTD.shape
-    query_BKGD = query_BHTD.reshape(rows, key_BKSD.shape[1], -1, width)
-    out_BKGD = functional.scaled_dot_product_attention(
-        query_BKGD, key_BKSD, value_BKSD, attn_mask=mask, scale=kwargs.get("scaling")
-    )
-    return out_BKGD.reshape(rows, 1, heads, -1), None
+    return one_token(query_BHTD[:, :, 0], key_BKSD, value_BKSD, mask, kwargs.get("scaling"))[:, None], None
+
+
+def one_token(
+    query_BHD: Tensor, key_BKSD: Tensor, value_BKSD: Tensor, mask: Tensor | None, scale: float | None
+) -> Tensor:
+    """B x H x D: what a single new token reads, H query heads sharing K key heads. The H / K queries of a key head are
+    laid side by side as if they were so many tokens; torch would otherwise repeat the whole cache H / K times."""
+    rows, heads, width = query_BHD.shape
+    query_BKGD = query_BHD.reshape(rows, key_BKSD.shape[1], -1, width)
+    out_BKGD = functional.scaled_dot_product_attention(query_BKGD, key_BKSD, value_BKSD, attn_mask=mask, scale=scale)
+    return out_BKGD.reshape(rows, heads, -1)
 
 
 AttentionInterface.register(PACKED, packed_sdpa)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from agon_cli import lora, models
 from agon_cli.errors import GuardError, UsageError
 from agon_cli.forward import Row, completion_states, head, recomputing
 from agon_cli.losses import token_logprobs
-from agon_cli.ranks import ALONE, Ranks
+from agon_cli.ranks import ALONE, Ranks, checksum
 from agon_cli.recipe.schema import Lora, Model, Recipe
 from agon_cli.types import seed_of
 
@@ -170,12 +169,8 @@ class Policy:
         had when it was whole."""
         if self.known_hashes is not None:
             return self.known_hashes[player]
-        digest = hashlib.sha256()
-        for name, tensor in sorted(self.seats[player].model.named_parameters()):
-            if ".player_" not in name:
-                digest.update(name.encode())
-                digest.update(tensor.detach().reshape(-1).contiguous().cpu().view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()[:16]
+        named = sorted(self.seats[player].model.named_parameters())
+        return checksum({name: tensor for name, tensor in named if ".player_" not in name})
 
 
 def lora_config(lora: Lora, model: Model) -> LoraConfig:

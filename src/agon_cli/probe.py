@@ -40,7 +40,6 @@ def probe(recipe: Recipe) -> Row:
             world.arena.engine.publish(player)
         done = time.perf_counter()
     finally:
-        world.arena.engine.close()
         world.close()
     taken = {"load": loaded - begun, "sampling": sampled - loaded, "update": done - sampled}
     return {"peak": peak_bytes(), "seconds": taken | {"step": done - loaded}}

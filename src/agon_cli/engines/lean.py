@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from agon_cli.attention import one_token
 from agon_cli.engines.cache import RoomyLayer
 
 KNOWN = {"LlamaDecoderLayer", "Qwen3DecoderLayer"}
@@ -49,10 +50,8 @@ def next_states(decoder: Any, token_B: Tensor, place_B: Tensor, cache: Any, mask
         both = torch.addcmul(both * cos_B1D, both.roll(half, -1), sin_B1D)
         query_BHD, key_BKD = both.split([query_BHD.shape[1], key_BKD.shape[1]], 1)
         keys, values = kept.update(key_BKD[:, :, None], value_BKD[:, :, None])
-        # The queries that share a key head lie side by side as if they were tokens (see `attention`).
-        grouped = query_BHD.reshape(rows, keys.shape[1], -1, heads.head_dim)
-        out = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=heads.scaling)
-        x_BH = heads.o_proj(out.reshape(rows, -1)).add_(x_BH)
+        out_BHD = one_token(query_BHD, keys, values, mask, heads.scaling)
+        x_BH = heads.o_proj(out_BHD.reshape(rows, -1)).add_(x_BH)
         read_BH, mlp = _normed(layer.post_attention_layernorm, x_BH), layer.mlp
         x_BH = mlp.down_proj(mlp.act_fn(mlp.gate_proj(read_BH)).mul_(mlp.up_proj(read_BH))).add_(x_BH)
     return _normed(decoder.norm, x_BH)
