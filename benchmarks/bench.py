@@ -105,10 +105,13 @@ def sampling(given: argparse.Namespace) -> Row:
 
 
 def step(recipe: str, given: argparse.Namespace) -> Row:
-    """W4: both sides in one process."""
+    """W4: all sides in one process."""
     line = launch(_script("w4_step.py", "--recipe", recipe, "--pairs", given.pairs), 1)
-    keys = ("seconds", "tokens", "prompt_tokens")
-    table = [compare(key, line["laps"]["agon"], line["laps"]["grpo"]) for key in keys]
+    laps = line["laps"]
+    table = [compare(key, laps["agon"], laps["grpo"]) for key in ("seconds", "all_tokens")]
+    for key in ("seconds", "tokens", "all_tokens"):
+        row = compare(key, laps["agon"], laps["grpo_written"])
+        table.append(row | {"figure": f"{key}, as many tokens written"})
     return {"workload": "w4", "recipe": recipe, "table": table, "runs": line}
 
 

@@ -38,18 +38,22 @@ class ForcedLength:
 
 class Staged(ForcedLength):
     """Forced lengths, and in place of each completion's text one that a referee can read: a summary as long as the
-    recipe allows, and the answers right and wrong in turn. So every row has an advantage and every challenge a summary
-    to read, whatever the tokens say; tokens and log-probabilities stay those that were sampled.
+    recipe allows, no two alike, and the answers right and wrong in turn. So every row has an advantage and every
+    challenge a summary of its own to read, whatever the tokens say; tokens and log-probabilities stay those sampled.
     """
 
     def __init__(self, inner: Engine, recipe: Recipe) -> None:
         super().__init__(inner)
         fmt = recipe.format
         thought = f"{fmt.think[0]} 7 {fmt.think[1]} " if fmt.think is not None else ""
-        summary = " ".join(["7"] * recipe.summary.max_tokens)
-        self.texts = [f"{thought}{summary} {fmt.answer[0]} {answer} {fmt.answer[1]}" for answer in (RIGHT, WRONG)]
+        self.text = f"{thought}{{summary}} {fmt.answer[0]} {{answer}} {fmt.answer[1]}"
+        self.words = recipe.summary.max_tokens
         self.completions = self.prompt_tokens = self.tokens = 0
         """Completions sampled so far, the tokens of the prompts they answered, and their own."""
+
+    def _text(self, place: int) -> str:
+        digits = f"{place:0{self.words}}"[-self.words :]
+        return self.text.format(summary=" ".join(digits), answer=(RIGHT, WRONG)[place % 2])
 
     def sample(
         self, prompts: Sequence[Prompt], player: str, sampling: Sampling, seeds: Sequence[Sequence[int]]
@@ -58,7 +62,7 @@ class Staged(ForcedLength):
         found, place = [], 0
         for prompt, row in zip(prompts, super().sample(prompts, player, sampling, seeds), strict=True):
             staged = [
-                replace(completion, finish_reason="stop", text=self.texts[(place + index) % 2])
+                replace(completion, finish_reason="stop", text=self._text(place + index))
                 for index, completion in enumerate(row)
             ]
             place += len(row)

@@ -1,9 +1,10 @@
-"""W4: one agon step (both players) against two GRPO steps of the same number of completion tokens, in one process,
-alternating. Prints one line of JSON.
+"""W4: one agon step (both players) against two GRPO steps of the same token count, in one process, alternating. Prints
+one line of JSON.
 
-Both sides draw as many completions of the same forced length, and every row has an advantage. A challenge's prompt is
-longer than a draft's, because it holds the rival's summary: what that costs is part of the figure, and both sides'
-prompt tokens are reported. Words of the form KEY.PATH=VALUE override the recipe.
+A challenge's prompt holds the rival's summary, so at equal completions agon reads more. `grpo` makes up for it with
+longer completions, so that both sides read and write as many tokens; `grpo_written` writes as many and reads less, and
+shows what the reading costs. Lengths are forced, and every row has an advantage. Words of the form KEY.PATH=VALUE
+override the recipe.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Side:
         engine = self.engine
         return {
             "seconds": seconds, "completions": engine.completions, "tokens": engine.tokens,
-            "prompt_tokens": engine.prompt_tokens, "phases": clock.seconds,
+            "prompt_tokens": engine.prompt_tokens, "all_tokens": engine.tokens + engine.prompt_tokens,
+            "phases": clock.seconds,
         }  # fmt: skip
 
     def _step(self, clock: Clock) -> None:
@@ -80,7 +82,7 @@ def side(recipe: Recipe, steps: int) -> Side:
 
 
 def measure(source: str, overrides: Sequence[str], pairs: int, rounds: int) -> dict[str, Any]:
-    """Both sides' laps of `rounds` agon steps' work each; a first lap of each is not counted.
+    """All sides' laps of `rounds` agon steps' work each; a first lap of each is not counted.
 
     A GRPO step samples 2N completions of a problem, so with half the group size two of them draw as many as one agon
     step does.
@@ -89,11 +91,16 @@ def measure(source: str, overrides: Sequence[str], pairs: int, rounds: int) -> d
     size = recipe.rollout.group_size
     if size % 2 or size < 4:
         raise SystemExit(f"rollout.group_size {size} cannot be halved: take an even one from 4 on")
-    alone = load(source, [*overrides, "method=grpo", f"rollout.group_size={size // 2}"])
-    sides = {"agon": side(recipe, rounds), "grpo": side(alone, 2 * rounds)}
+    alone = [*overrides, "method=grpo", f"rollout.group_size={size // 2}"]
+    sides = {"agon": side(recipe, rounds), "grpo_written": side(load(source, alone), 2 * rounds)}
     try:
-        laps: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
-        for _ in range(pairs + 1):
+        laps: dict[str, list[dict[str, Any]]] = {name: [one.lap()] for name, one in sides.items()}
+        ours, theirs = laps["agon"][0], laps["grpo_written"][0]
+        longer = (ours["prompt_tokens"] - theirs["prompt_tokens"]) // theirs["completions"]
+        alone.append(f"rollout.max_tokens={recipe.rollout.max_tokens + longer}")
+        sides["grpo"] = side(load(source, alone), 2 * rounds)
+        laps["grpo"] = [sides["grpo"].lap()]
+        for _ in range(pairs):
             for name, one in sides.items():
                 laps[name].append(one.lap())
     finally:

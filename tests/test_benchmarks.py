@@ -64,13 +64,28 @@ def test_both_sides_of_w3_sample_as_many_tokens_of_one_model():
     assert found["gap"] < 1e-4
 
 
-def test_both_sides_of_w4_sample_as_many_tokens_and_only_the_challenger_reads_more():
+def test_the_sides_of_w4_write_as_many_tokens_or_write_and_read_as_many():
     small = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_tokens=12"]
-    agon, grpo = w4_step.measure("tiny", small, pairs=1, rounds=1)["laps"].values()
-    assert agon[0]["tokens"] == grpo[0]["tokens"] == 2 * 8 * 12
-    assert agon[0]["completions"] == grpo[0]["completions"] == 2 * 8
+    laps = w4_step.measure("tiny", small, pairs=1, rounds=1)["laps"]
+    agon, written, both = (laps[name][0] for name in ("agon", "grpo_written", "grpo"))
+    assert agon["completions"] == written["completions"] == both["completions"] == 2 * 8
+    assert agon["tokens"] == written["tokens"] == 2 * 8 * 12
     summary = 16  # of summary.max_tokens, and the word `rival`
-    assert agon[0]["prompt_tokens"] - grpo[0]["prompt_tokens"] == 2 * 4 * (summary + 1)
+    assert agon["prompt_tokens"] - written["prompt_tokens"] == 2 * 4 * (summary + 1)
+    assert both["prompt_tokens"] == written["prompt_tokens"]
+    assert 0 <= agon["all_tokens"] - both["all_tokens"] < 2 * 8
+
+
+def test_no_two_challenges_of_w4_read_the_same_summary():
+    recipe = load("tiny", ["rollout.problems=2", "rollout.group_size=4", "rollout.max_tokens=12"])
+    one = w4_step.side(recipe, 1)
+    asked, sample = [], one.engine.inner.sample
+    one.engine.inner.sample = lambda prompts, *rest: asked.append([p.text for p in prompts]) or sample(prompts, *rest)
+    one.lap()
+    one.world.arena.verifier.close()
+    drafts, challenges = asked
+    assert (len(drafts), len(set(drafts))) == (2, 2)
+    assert (len(challenges), len(set(challenges))) == (8, 8)
 
 
 def test_sides_take_turns_and_ratios_are_of_medians():

@@ -259,6 +259,18 @@ def test_the_error_and_exit_code_of_the_rank_that_failed_are_the_commands(tmp_pa
     assert last == {"event": "error", "message": "rank 1: made up", "hint": "do this", "code": 6}
 
 
+def test_a_rank_that_lost_another_ends_without_a_word_however_its_threads_end(tmp_path):
+    # gloo's threads sometimes abort the orderly end of a process that lost touch; here every orderly end does.
+    program = TROUBLE.format(error="GuardError", message="made up", hint="")
+    program += "elif os.environ.get('RANK') == '0':\n    import atexit\n    atexit.register(os.abort)\n"
+    (tmp_path / "sitecustomize.py").write_text(program)
+    code, _, err = finished(
+        tmp_path, *LONG, "--gpus", "2", "--out", "run", "-q", PYTHONPATH=f"{tmp_path}{os.pathsep}{SOURCE}"
+    )
+    assert code == 6, err
+    assert err.splitlines() == ["error: rank 1: made up"]
+
+
 def test_a_bug_on_one_rank_is_told_with_its_traceback(tmp_path):
     program = TROUBLE.format(error="LostRank", message="no such key", hint="").replace(
         "raise LostRank", "raise KeyError"

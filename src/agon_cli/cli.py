@@ -266,6 +266,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.flush()
         except OSError:  # what is still buffered must not fail again at interpreter exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    if code and "WORLD_SIZE" in os.environ:
+        os._exit(code)  # once a rank is lost, the threads of torch's transport can abort an orderly end
     return code
 
 

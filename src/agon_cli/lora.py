@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
+import torch
 from peft import PeftModel
 from peft.tuners.lora.layer import Linear, LoraLayer
 from torch import Tensor
@@ -49,13 +51,53 @@ def forward(layer: Any, x_BTI: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return result_MO.view(*x_BTI.shape[:-1], -1)
 
 
+def joint(layers: Sequence[Any], dtype: torch.dtype) -> Callable[[Tensor], list[Tensor]]:
+    """A function that computes what several linear layers, LoRA or plain, make of one input (M x I) of this type, with
+    one product for all their A matrices. For sampling only: it holds the active adapter's values of now."""
+    bases = [_base(layer) for layer in layers]
+    places = [
+        place for place, layer in enumerate(layers) if isinstance(layer, LoraLayer) and not layer.disable_adapters
+    ]
+    matrices = [_converted(layers[place], dtype) for place in places]
+    if not matrices:
+        return lambda x_MI: [base(x_MI) for base in bases]
+    a_IR = torch.cat([a_RI for a_RI, _, _ in matrices]).t()
+    ends = list(accumulate(len(a_RI) for a_RI, _, _ in matrices))
+    pairs = [
+        (place, slice(end - len(a_RI), end), b_RO, scale)
+        for place, end, (a_RI, b_RO, scale) in zip(places, ends, matrices, strict=True)
+    ]
+
+    def compute(x_MI: Tensor) -> list[Tensor]:
+        results = [base(x_MI) for base in bases]
+        low_MR = torch.mm(x_MI, a_IR)
+        for place, columns, b_RO, scale in pairs:
+            results[place].addmm_(low_MR[:, columns], b_RO, alpha=scale)
+        return results
+
+    return compute
+
+
+def _base(layer: Any) -> Callable[[Tensor], Tensor]:
+    """What computes x W', without a module's call where it adds nothing."""
+    base = layer.base_layer if isinstance(layer, LoraLayer) else layer
+    return partial(_linear, base.weight, base.bias) if type(base) is torch.nn.Linear else base
+
+
+def _linear(weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
+    return functional.linear(x, weight, bias)
+
+
 def _matrices(layer: Any, like: Tensor) -> tuple[Tensor, Tensor, float]:
-    (name,) = layer.active_adapters
-    a_RI, b_OR = layer.lora_A[name].weight.to(like.dtype), layer.lora_B[name].weight.to(like.dtype)
-    found = (a_RI, b_OR.t(), layer.scaling[name])
+    found = _converted(layer, like.dtype)
     if layer.held is not None:
         layer.held = found
     return found
+
+
+def _converted(layer: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor, float]:
+    (name,) = layer.active_adapters
+    return layer.lora_A[name].weight.to(dtype), layer.lora_B[name].weight.to(dtype).t(), layer.scaling[name]
 
 
 def _plain_layers(model: PeftModel) -> Iterator[Any]:

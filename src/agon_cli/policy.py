@@ -97,7 +97,8 @@ class Policy:
     def acting(self, player: str, *, bare: bool = False) -> Iterator[Seat]:
         """Make the player's adapter the active one; `bare` switches every adapter off, which leaves the base."""
         seat = self.seats[player]
-        seat.model.set_adapter(seat.adapter)
+        if seat.model.active_adapters != [seat.adapter]:
+            seat.model.set_adapter(seat.adapter)
         if bare:
             with seat.model.disable_adapter():
                 yield seat

@@ -24,6 +24,7 @@ class Renderer:
         self.tokenizer = tokenizer
         self.prompts = prompts
         self.summary_tokens = summary_tokens
+        self._opening = ""
         contents = {str(token) for token in tokenizer.added_tokens_decoder.values()} | set(tokenizer.all_special_tokens)
         # Runs of white space that some tokenizers list as tokens control nothing, and code needs them as they are.
         control = [text for text in contents if len(text) > 1 and text.strip("\u2581 \t\r\n")]
@@ -68,12 +69,11 @@ class Renderer:
         if self.prompts.system:
             turns.insert(0, {"role": "system", "content": self.prompts.system})
         try:
-            closed, opened = (
-                self.tokenizer.apply_chat_template(
-                    turns, tokenize=False, add_generation_prompt=generate, **self.prompts.template_args
-                )
-                for generate in (False, True)
-            )
+            opened = self._templated(turns, opening=True)
+            # The words of a user's turn do not change how the answer's turn opens: it is looked for once.
+            if not self._opening or not opened.endswith(self._opening):
+                closed = self._templated(turns, opening=False)
+                self._opening = opened[len(closed) :] if opened.startswith(closed) else ""
         except Exception as error:  # a template is a program that came with the model
             system = "prompts.system, which some templates refuse, " if self.prompts.system else ""
             raise UsageError(
@@ -85,11 +85,16 @@ class Renderer:
                 f"the chat template of {self.tokenizer.name_or_path} leaves out the user's turn",
                 "check the model's chat template and prompts.template_args",
             )
-        prefill = opened[len(closed) :] if opened.startswith(closed) else ""
         ids = self.tokenizer(opened, add_special_tokens=False)["input_ids"]
         if not ids:
             raise UsageError(
                 f"a prompt has no token that {self.tokenizer.name_or_path} knows: {opened[:80]!r}",
                 "check the prompts of the recipe and the model",
             )
-        return Prompt(opened, tuple(ids), prefill)
+        return Prompt(opened, tuple(ids), self._opening)
+
+    def _templated(self, turns: list[dict[str, str]], opening: bool) -> str:
+        text: str = self.tokenizer.apply_chat_template(
+            turns, tokenize=False, add_generation_prompt=opening, **self.prompts.template_args
+        )
+        return text

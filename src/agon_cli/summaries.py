@@ -165,4 +165,5 @@ def leaks(summary: str | None, answer: str | None, equal: Callable[[str, str], b
     words = answer.split()
     if len(words) > 1 and " ".join(words) in " ".join(summary.split()):
         return True
-    return any(_tells(match.group(), answer, equal) for match in _CANDIDATES.finditer(summary))
+    spans = dict.fromkeys(match.group() for match in _CANDIDATES.finditer(summary))
+    return any(_tells(span, answer, equal) for span in spans)

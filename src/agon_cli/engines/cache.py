@@ -15,12 +15,14 @@ class RoomyLayer(DynamicLayer):
     than they must, which a CPU's caches notice.
     """
 
-    def __init__(self, layer: DynamicLayer, rows: Tensor, most: int) -> None:
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, layer: DynamicLayer, rows: Tensor | None, most: int) -> None:
         super().__init__()
         self.lazy_initialization(layer.keys, layer.values)
-        self.keys, self.values = layer.keys, layer.values
         self.most = most
-        self.reorder_cache(rows)
+        self._move(*((layer.keys, layer.values) if rows is None else (layer.keys[rows], layer.values[rows])))
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Keep these rows, in this order; a row may be named more than once."""
@@ -34,6 +36,16 @@ class RoomyLayer(DynamicLayer):
         self.roomy_keys[:, :, start:end] = key_states
         self.roomy_values[:, :, start:end] = value_states
         self.keys, self.values = self.roomy_keys[:, :, :end], self.roomy_values[:, :, :end]
+        return self.keys, self.values
+
+    def add_token(self, key_BKD: Tensor, value_BKD: Tensor) -> tuple[Tensor, Tensor]:
+        """`update` for one token a row."""
+        start = self.keys.shape[-2]
+        if start == self.roomy_keys.shape[-2]:
+            self._move(self.keys, self.values)
+        self.roomy_keys.select(2, start).copy_(key_BKD)
+        self.roomy_values.select(2, start).copy_(value_BKD)
+        self.keys, self.values = self.roomy_keys.narrow(2, 0, start + 1), self.roomy_values.narrow(2, 0, start + 1)
         return self.keys, self.values
 
     def _move(self, keys: Tensor, values: Tensor) -> None:
@@ -50,8 +62,9 @@ class RoomyLayer(DynamicLayer):
 def make_room(cache: Any, rows: Tensor, most: int) -> None:
     """Repeat a prompt's cache for its completions and set room aside, for `most` tokens a row in the end, in every
     layer that keeps all tokens. Layers of other kinds (sliding windows, linear attention) hold little and stay."""
+    one_each = rows.tolist() == list(range(len(rows)))  # and no prompt is without a completion
     for index, layer in enumerate(cache.layers):
         if type(layer) is DynamicLayer and layer.is_initialized:
-            cache.layers[index] = RoomyLayer(layer, rows, most)
+            cache.layers[index] = RoomyLayer(layer, None if one_each else rows, most)
         else:
             layer.reorder_cache(rows)

@@ -10,7 +10,7 @@ from torch import Tensor
 from agon_cli import lora
 from agon_cli.batching import by_token_budget
 from agon_cli.engines.cache import make_room
-from agon_cli.engines.lean import fits, next_states
+from agon_cli.engines.lean import ShortCut, fits
 from agon_cli.engines.sampling import draw, uniforms
 from agon_cli.errors import GuardError
 from agon_cli.forward import cache_name, head, left_padded
@@ -88,7 +88,8 @@ def _generate(
     mask_BT = torch.ones(len(owner), mask_PT.shape[1] + sampling.max_tokens, dtype=torch.long, device=device)
     mask_BT[:, : mask_PT.shape[1]] = mask_PT[owner]
     place_B = places_PT[owner, -1]
-    padded, short_cut = not bool(mask_PT.all()), fits(decoder, cache)
+    padded = not bool(mask_PT.all())
+    short_cut = ShortCut(decoder, cache, mask_BT.shape[1]) if fits(decoder, cache) else None
 
     total = len(owner)
     tokens_BT = torch.zeros(total, sampling.max_tokens, dtype=torch.long, device=device)
@@ -99,24 +100,25 @@ def _generate(
     for step in range(sampling.max_tokens):
         banned = stops if step < sampling.min_tokens else None
         token_B, logprob_B = draw(logits_BV, draws_BT[alive, step], sampling, banned)
-        running_B = ~stopped_B[alive]
         tokens_BT[alive, step] = token_B
         logprobs_BT[alive, step] = logprob_B
-        ended = alive[running_B & torch.isin(token_B, stops)]
-        stopped_B[ended] = True
-        length_B[ended] = step + 1
-        going = ~stopped_B[alive]
-        count = int(going.sum())
-        if count == 0 or step + 1 == sampling.max_tokens:
+        if banned is None:
+            running_B = ~stopped_B[alive]
+            ended = alive[running_B & torch.isin(token_B, stops)]
+            stopped_B[ended] = True
+            length_B[ended] = step + 1
+            keep = (~stopped_B[alive]).nonzero().squeeze(1)
+            if not len(keep):
+                break
+            if len(keep) <= 0.8 * len(alive):
+                cache.reorder_cache(keep)
+                alive, token_B, place_B, mask_BT = alive[keep], token_B[keep], place_B[keep], mask_BT[keep]
+        if step + 1 == sampling.max_tokens:
             break
-        if count <= 0.8 * len(alive):
-            keep = going.nonzero().squeeze(1)
-            cache.reorder_cache(keep)
-            alive, token_B, place_B, mask_BT = alive[keep], token_B[keep], place_B[keep], mask_BT[keep]
         place_B = place_B + 1
         mask = mask_BT[:, : mask_PT.shape[1] + step + 1] if padded else None
-        if short_cut:
-            states_BH = next_states(decoder, token_B, place_B, cache, mask)
+        if short_cut is not None:
+            states_BH = short_cut.next_states(token_B, place_B, mask)
         else:
             new = {"input_ids": token_B[:, None], "position_ids": place_B[:, None], name: cache}
             states_BH = decoder(**new, attention_mask=mask, use_cache=True).last_hidden_state[:, -1]
