@@ -220,7 +220,7 @@ def _error(worker: Worker, said: str, received: Sequence[int], again: str) -> Ag
     """What ended the run, in the words of the rank that did; `said` by others of one that hangs."""
     words = _last_words(worker)
     name = f"rank {worker.rank}: " if worker.rank else ""
-    go_on = f"the newest checkpoint is whole; continue with: {again}"
+    go_on = f"what is saved is whole; continue with: {again}"
     if received and (words.get("code") in (Exit.SIGINT, Exit.SIGTERM) or not words):
         asked = signal.Signals(received[0])
         ended = Exit.SIGTERM if asked is signal.SIGTERM else Exit.SIGINT

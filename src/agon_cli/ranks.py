@@ -145,7 +145,7 @@ class Ranks:
             first = re.sub(r"^\[[^]]*\] ", "", str(error).strip().partition("\n")[0])  # without gloo's source file
             raise LostRank(
                 f"rank {self.rank} lost the others (it waits {self.patience:g} s at most): {first}",
-                "see what the other ranks said; the newest checkpoint is whole, and the same command goes on from it",
+                "see what the other ranks said; what is saved is whole, and the same command goes on from it",
             ) from error
 
 

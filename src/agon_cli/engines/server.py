@@ -61,7 +61,7 @@ class _Host:
                 if left <= 0 or self._stopped.is_set():
                     raise UnreachableError(
                         f"the server {self.wire.url} has been away for {self.patience:g} s: {error}",
-                        f"start it again ({how_to_start}); the newest checkpoint is whole, and the same command goes "
+                        f"start it again ({how_to_start}); what is saved is whole, and the same command goes "
                         "on from it",
                     ) from error
                 self._stopped.wait(min(pause, left))
