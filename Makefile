@@ -24,6 +24,8 @@ demo: $(VENV)/.installed-core ## install, train the tiny pair, print accuracy be
 	$(BIN)/agon train recipes/tiny.yaml
 
 test: export HF_HUB_OFFLINE = 1
+# Nothing is compiled, but bitsandbytes loads torch's compiler at every start unless told so: two seconds, a hundred times.
+test: export TORCHDYNAMO_DISABLE = 1
 test: $(VENV)/.installed-test lint ## the newcomer's check: style, types, generated docs, all tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 

@@ -75,8 +75,9 @@ def grpo(name: str, given: argparse.Namespace) -> Row:
     dense = ["--dense"] if given.rewards == "dense" else []
     peer = [given.peer_python, given.peer_script or HERE / "peer_trl.py", *common]
     model = prepared(1)
-    agon = _script("agon_grpo.py", *common, *dense, *given.set)
-    theirs = [str(word) for word in [*peer, "--model-dir", model, *([] if given.peer_script else dense)]]
+    agon = _script("agon_grpo.py", *common, *dense, f"model.dtype={given.dtype}", *given.set)
+    known = [] if given.peer_script else [*dense, "--dtype", given.dtype]
+    theirs = [str(word) for word in [*peer, "--model-dir", model, *known]]
     sides = {
         "agon": lambda: launch([*agon, "--model-dir", model], given.threads),
         "peer": lambda: launch(theirs, given.threads),
@@ -91,7 +92,7 @@ def grpo(name: str, given: argparse.Namespace) -> Row:
     if wider:
         table.append(compare("peak_rss_mib", runs["wider"], runs["agon"]) | {
             "figure": f"peak_rss_mib, vocabulary x{given.vocab_factor} : x1"})  # fmt: skip
-    return {"workload": name, "rewards": given.rewards, "table": table, "runs": runs}
+    return {"workload": name, "rewards": given.rewards, "dtype": given.dtype, "table": table, "runs": runs}
 
 
 def sampling(given: argparse.Namespace) -> Row:
@@ -155,6 +156,7 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--rewards", choices=("dense", "sum"), default="dense", help="dense: every row has an advantage"
     )
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the base in W1 and W2")
     parser.add_argument("--peer-python", default=sys.executable, help="interpreter that holds TRL (default: this one)")
     parser.add_argument(
         "--peer-script", type=Path, help="another peer: --workload --steps --warmup --model-dir, one JSON line"

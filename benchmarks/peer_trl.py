@@ -13,7 +13,7 @@ from typing import Any
 from workloads import ALPHA, GRPO, LR, RANK, TARGETS, Grpo, Laps, machine, peak_rss_mib, print_line, questions, reward
 
 
-def settings(work: Grpo, steps: int, folder: str) -> Any:
+def settings(work: Grpo, steps: int, folder: str, dtype: str) -> Any:
     """The workload in TRL's words; what is not named stays at TRL's default."""
     import torch
     from trl import GRPOConfig
@@ -35,15 +35,15 @@ def settings(work: Grpo, steps: int, folder: str) -> Any:
         save_strategy="no",
         report_to=[],
         disable_tqdm=True,
-        bf16=True,
+        bf16=dtype == "bfloat16",
         use_cpu=not torch.cuda.is_available(),
         gradient_checkpointing=False,
-        model_init_kwargs={"dtype": "bfloat16"},
+        model_init_kwargs={"dtype": dtype},
         seed=0,
     )
 
 
-def measure(workload: str, model: str, steps: int, warmup: int, dense: bool) -> dict[str, Any]:
+def measure(workload: str, model: str, steps: int, warmup: int, dense: bool, dtype: str) -> dict[str, Any]:
     """Figures of `steps` steps after `warmup` uncounted ones."""
     from datasets import Dataset
     from peft import LoraConfig
@@ -63,7 +63,7 @@ def measure(workload: str, model: str, steps: int, warmup: int, dense: bool) -> 
 
     rows = [{"prompt": [{"role": "user", "content": asked}], "gold": gold} for asked, gold in questions()]
     with tempfile.TemporaryDirectory() as folder:
-        config = settings(work, steps + warmup, folder)
+        config = settings(work, steps + warmup, folder, dtype)
         lora = LoraConfig(
             r=RANK, lora_alpha=ALPHA, lora_dropout=0.0, target_modules=list(TARGETS), task_type="CAUSAL_LM"
         )
@@ -77,7 +77,13 @@ def measure(workload: str, model: str, steps: int, warmup: int, dense: bool) -> 
             callbacks=[EndOfStep()],
         )
         trainer.train()
-    about = {"workload": workload, "side": f"trl {__version__}", "dense": dense, "loss": config.loss_type}
+    about = {
+        "workload": workload,
+        "side": f"trl {__version__}",
+        "dense": dense,
+        "dtype": dtype,
+        "loss": config.loss_type,
+    }
     return about | laps.figures() | {"peak_rss_mib": peak_rss_mib()} | machine()
 
 
@@ -89,8 +95,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--warmup", type=int, default=1, choices=range(1, 10), metavar="N")
     parser.add_argument("--model-dir", required=True, help="the model's folder, as agon_grpo.py --prepare prints it")
     parser.add_argument("--dense", action="store_true", help="rewards from a hash: every row has an advantage")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     given = parser.parse_args(words)
-    print_line(measure(given.workload, given.model_dir, given.steps, given.warmup, given.dense))
+    print_line(measure(given.workload, given.model_dir, given.steps, given.warmup, given.dense, given.dtype))
 
 
 if __name__ == "__main__":

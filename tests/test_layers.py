@@ -20,7 +20,8 @@ PACKAGE = ROOT / "src" / "agon_cli"
 ROWS: dict[str, dict[str, set[str]]] = {
     "0": {"__init__": set(), "errors": set(), "types": set()},
     "1": {"recipe": {"pydantic", "pydantic_core", "ruamel"}},
-    "2": {
+    "2a": {"wide": {"torch"}},
+    "2b": {
         "rewards": set(),
         "advantages": set(),
         "roles": set(),

@@ -11,6 +11,8 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from agon_cli import wide
+
 Row = tuple[tuple[int, ...], tuple[int, ...]]
 """Prompt ids and completion ids."""
 WORTH_SHARING = 0.2
@@ -19,7 +21,11 @@ WORTH_SHARING = 0.2
 
 def head(causal: Any, hidden_MH: Tensor) -> Tensor:
     """Vocabulary logits of hidden states, with the soft cap some families put on them."""
-    logits_MV: Tensor = causal.get_output_embeddings()(hidden_MH)
+    output = causal.get_output_embeddings()
+    if wide.pays(hidden_MH) and type(output) is torch.nn.Linear:
+        logits_MV = wide.linear(hidden_MH, output.weight, output.bias)
+    else:
+        logits_MV = output(hidden_MH)
     cap = getattr(causal.config.get_text_config(), "final_logit_softcapping", None)
     return torch.tanh(logits_MV / cap) * cap if cap else logits_MV
 

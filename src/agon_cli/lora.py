@@ -14,6 +14,8 @@ from peft.tuners.lora.layer import Linear, LoraLayer
 from torch import Tensor
 from torch.nn import functional
 
+from agon_cli import wide
+
 
 def take_over(model: PeftModel) -> None:
     """Compute every linear LoRA layer of a model by `forward` below instead of PEFT's own.
@@ -43,6 +45,8 @@ def held(model: PeftModel) -> Iterator[None]:
 def forward(layer: Any, x_BTI: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """x W' + s (x A') B', in the type of x W'."""
     x_MI = x_BTI.reshape(-1, x_BTI.shape[-1])
+    if wide.pays(x_MI):
+        return _wide(layer, x_MI).view(*x_BTI.shape[:-1], -1)  # the same, several times as fast
     result_MO: Tensor = layer.base_layer(x_MI, *args, **kwargs)
     if not layer.disable_adapters:
         a_RI, b_RO, scale = layer.held or _matrices(layer, result_MO)
@@ -51,14 +55,17 @@ def forward(layer: Any, x_BTI: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return result_MO.view(*x_BTI.shape[:-1], -1)
 
 
-def joint(layers: Sequence[Any], dtype: torch.dtype) -> Callable[[Tensor], list[Tensor]]:
-    """A function that computes what several linear layers, LoRA or plain, make of one input (M x I) of this type, with
-    one product for all their A matrices. For sampling only: it holds the active adapter's values of now."""
+def joint(layers: Sequence[Any], like: Tensor) -> Callable[[Tensor], list[Tensor]]:
+    """A function that computes what several linear layers, LoRA or plain, make of one input (M x I) of the type of
+    `like`, with one product for all their A matrices. For sampling only: it holds the active adapter's values of now.
+    """
+    if wide.pays(like):
+        return lambda x_MI: [_wide(layer, x_MI) for layer in layers]
     bases = [_base(layer) for layer in layers]
     places = [
         place for place, layer in enumerate(layers) if isinstance(layer, LoraLayer) and not layer.disable_adapters
     ]
-    matrices = [_converted(layers[place], dtype) for place in places]
+    matrices = [_converted(layers[place], like.dtype) for place in places]
     if not matrices:
         return lambda x_MI: [base(x_MI) for base in bases]
     a_IR = torch.cat([a_RI for a_RI, _, _ in matrices]).t()
@@ -86,6 +93,18 @@ def _base(layer: Any) -> Callable[[Tensor], Tensor]:
 
 def _linear(weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
     return functional.linear(x, weight, bias)
+
+
+def _wide(layer: Any, x_MI: Tensor) -> Tensor:
+    base = getattr(layer, "base_layer", layer)
+    adapter: tuple[Any, ...] = ()
+    if base is not layer and not layer.disable_adapters:
+        (name,) = layer.active_adapters
+        adapter = (layer.lora_A[name].weight, layer.lora_B[name].weight, layer.scaling[name])
+    if type(base) is torch.nn.Linear:
+        return wide.linear(x_MI, base.weight, base.bias, *adapter)
+    result_MO: Tensor = base(x_MI)  # four bits
+    return result_MO.add_(wide.linear(x_MI, None, None, *adapter)) if adapter else result_MO
 
 
 def _matrices(layer: Any, like: Tensor) -> tuple[Tensor, Tensor, float]:

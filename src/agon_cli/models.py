@@ -17,6 +17,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
+from agon_cli import wide
 from agon_cli.attention import PACKED
 from agon_cli.errors import DISK_FULL, MachineError, UnreachableError, UsageError
 from agon_cli.memory import is_out_of_memory
@@ -128,7 +129,7 @@ def load(model: Model, device: str | None = None) -> tuple[Any, Any]:
     options: dict[str, Any] = {"dtype": DTYPES[model.dtype], "attn_implementation": PACKED}
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if model.quantization == "nf4":
-        options["quantization_config"] = _four_bits(DTYPES[model.dtype])
+        options["quantization_config"] = _four_bits(DTYPES[model.dtype], device)
         options["device_map"] = {"": device}
     # Said outright: left open, transformers asks on the terminal, or reads from a pipe, whether to run a model's code.
     common = {"revision": place.revision, "trust_remote_code": False}
@@ -158,13 +159,15 @@ def _reading(model_id: str) -> Iterator[None]:
         raise UnreachableError(f"cannot load the model {model_id!r}: {first}", hint) from error
 
 
-def _four_bits(compute: torch.dtype) -> Any:
+def _four_bits(compute: torch.dtype, device: str) -> Any:
     if importlib.util.find_spec("bitsandbytes") is None:
         raise MachineError("model.quantization nf4 needs bitsandbytes", "pip install 'agon-cli[qlora]'")
     if compute == torch.float16 and not torch.cuda.is_available():
         raise UsageError("nf4 with float16 needs a GPU", "set model.dtype to bfloat16 or float32")
     from transformers import BitsAndBytesConfig
 
+    if wide.pays(torch.empty(0, dtype=compute, device=device)):
+        compute = torch.float32
     return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute)
 
 

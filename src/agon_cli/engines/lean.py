@@ -53,20 +53,20 @@ class _Layer:
     out_of_mlp: Linears
 
     @classmethod
-    def of(cls, layer: Any, dtype: torch.dtype) -> _Layer:
+    def of(cls, layer: Any, like: Tensor) -> _Layer:
         heads, mlp = layer.self_attn, layer.mlp
         return cls(
             before_heads=_norm(layer.input_layernorm),
-            into_heads=lora.joint([heads.q_proj, heads.k_proj, heads.v_proj], dtype),
+            into_heads=lora.joint([heads.q_proj, heads.k_proj, heads.v_proj], like),
             norm_query=_norm(heads.q_norm) if hasattr(heads, "q_norm") else None,
             norm_key=_norm(heads.k_norm) if hasattr(heads, "k_norm") else None,
             head_dim=heads.head_dim,
             scale=heads.scaling,
-            out_of_heads=lora.joint([heads.o_proj], dtype),
+            out_of_heads=lora.joint([heads.o_proj], like),
             before_mlp=_norm(layer.post_attention_layernorm),
-            into_mlp=lora.joint([mlp.gate_proj, mlp.up_proj], dtype),
+            into_mlp=lora.joint([mlp.gate_proj, mlp.up_proj], like),
             activate=mlp.act_fn,
-            out_of_mlp=lora.joint([mlp.down_proj], dtype),
+            out_of_mlp=lora.joint([mlp.down_proj], like),
         )
 
 
@@ -77,7 +77,7 @@ class ShortCut:
         """`most` tokens a row in the end."""
         weight = decoder.embed_tokens.weight
         self._embed, self._norm, self._cache = decoder.embed_tokens, _norm(decoder.norm), cache
-        self._layers = [_Layer.of(layer, weight.dtype) for layer in decoder.layers]
+        self._layers = [_Layer.of(layer, weight) for layer in decoder.layers]
         cos_1TD, sin_1TD = decoder.rotary_emb(weight, torch.arange(most, device=weight.device)[None])
         self._half = cos_1TD.shape[-1] // 2
         sin_1TD[..., : self._half].neg_()  # the half that rotation turns over
