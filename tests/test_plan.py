@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from agon_cli import cli
+from agon_cli import cli, wide
 from agon_cli.costs import disk, sizes, tokens, work
 from agon_cli.errors import Exit, UnreachableError, UsageError
 from agon_cli.outline import Living, Outline
@@ -123,6 +123,17 @@ def test_a_micro_batch_holds_what_a_real_one_holds(folder, checkpointing):
         policy.logprobs("A", rows, 0.7, recompute=checkpointing).sum().backward()
     planned = Outline(recipe.model, recipe.lora).update(2, 30, 24, checkpointing)
     assert planned.peak == pytest.approx(real.most.peak, rel=0.02)
+
+
+def test_the_plan_for_a_gpu_does_not_depend_on_this_processor(tmp_path, monkeypatch):
+    model = Model(id=str(write_model(tmp_path / "model")), dtype="bfloat16")
+    counted = {}
+    for on_gpu in (True, False):
+        for has in (True, False):
+            monkeypatch.setattr(wide, "_HAS_BFLOAT16", has)
+            counted[on_gpu, has] = Outline(model, Lora(), on_gpu).update(2, 30, 24, False)
+    assert counted[True, False] == counted[True, True]
+    assert counted[False, False] != counted[False, True], "this processor's own run is counted as it goes"
 
 
 def test_the_counter_sees_what_lives_and_what_is_gone():

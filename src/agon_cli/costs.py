@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn import functional
 
+from agon_cli import wide
 from agon_cli.models import DTYPES
 from agon_cli.outline import Outline
 from agon_cli.recipe.engine import HF
@@ -155,15 +157,16 @@ def speed(base: Outline, step: Sizes) -> Speed:
     out = min(WIDEST, int(getattr(base.text, "intermediate_size", None) or 4 * hidden))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = DTYPES[base.model.dtype]
-    weight = torch.zeros(hidden, out, dtype=dtype, device=device)
+    weight_OI = torch.zeros(out, hidden, dtype=dtype, device=device)
 
     def rate(rows: int) -> float:
         x = torch.zeros(rows, hidden, dtype=dtype, device=device)
-        return 2 * rows * hidden * out / _seconds(lambda: x @ weight)
+        product = wide.linear if wide.pays(x) else functional.linear
+        return 2 * rows * hidden * out / _seconds(lambda: product(x, weight_OI))
 
     little = torch.zeros(1, device=device)
-    wide = min(4096, step.updated_rows * step.width)
-    return Speed(rate(wide), rate(step.sampled_rows), _seconds(lambda: little + 1))
+    many = min(4096, step.updated_rows * step.width)
+    return Speed(rate(many), rate(step.sampled_rows), _seconds(lambda: little + 1))
 
 
 def _seconds(work: Callable[[], Any], limit: float = 0.3) -> float:

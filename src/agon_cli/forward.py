@@ -22,7 +22,7 @@ WORTH_SHARING = 0.2
 def head(causal: Any, hidden_MH: Tensor) -> Tensor:
     """Vocabulary logits of hidden states, with the soft cap some families put on them."""
     output = causal.get_output_embeddings()
-    if wide.pays(hidden_MH) and type(output) is torch.nn.Linear:
+    if type(output) is torch.nn.Linear and wide.pays(hidden_MH):
         logits_MV = wide.linear(hidden_MH, output.weight, output.bias)
     else:
         logits_MV = output(hidden_MH)

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, masking_utils
 
-from agon_cli import lora, models
+from agon_cli import lora, models, wide
 from agon_cli.attention import PACKED
 from agon_cli.engines.sampling import draw
 from agon_cli.errors import UsageError
@@ -93,10 +93,12 @@ class Living(TorchDispatchMode):
 
 class Outline:
     """One base with one adapter, sized. Raises UnreachableError where its configuration cannot be read, and UsageError
-    where transformers knows no causal language model of that kind or it cannot be traced."""
+    where transformers knows no causal language model of that kind or it cannot be traced. `on_gpu`: computed as a GPU
+    does, whatever this machine has."""
 
-    def __init__(self, model: Model, shape: Lora) -> None:
+    def __init__(self, model: Model, shape: Lora, on_gpu: bool = False) -> None:
         self.model = model
+        self.on_gpu = on_gpu
         config = models.config(model)
         self.text: Any = config.get_text_config()
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -197,7 +199,9 @@ class Outline:
         except Exception as error:  # whatever an unusual architecture makes the libraries raise
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UsageError(
-                f"{self.model.id} {what}: {first}", "a real step measures what this cannot: agon plan RECIPE --probe"
+                f"{self.model.id} {what}: {first}",
+                "check its config.json: a causal language model, no size 0; where it is right, a real step measures "
+                "what this cannot: agon plan RECIPE --probe",
             ) from error
 
     @contextmanager
@@ -206,7 +210,8 @@ class Outline:
         for parameter in self.policy.parameters(PLAYER).values():
             known |= {parameter.grad.untyped_storage()._cdata} if parameter.grad is not None else set()
         living = Living(known, self.vocabulary, width)
-        with self._refusing("cannot be traced without its weights"), _nothing_packed(), self._mode, living:
+        refusing, processor = self._refusing("cannot be traced without its weights"), wide.left_out(self.on_gpu)
+        with refusing, processor, _nothing_packed(), self._mode, living:
             yield living
 
     @lru_cache(maxsize=64)  # noqa: B019  (an outline lives as long as the command)

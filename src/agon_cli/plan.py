@@ -86,7 +86,9 @@ class Planner:
         known: dict[Any, Outline] = {}
         for name in self.recipe.cast:
             model = self.recipe.model_of(name)
-            self.outlines[name] = known.setdefault(model, known.get(model) or Outline(model, self.recipe.lora))
+            if model not in known:
+                known[model] = Outline(model, self.recipe.lora, self.on_gpu)
+            self.outlines[name] = known[model]
         self.bases = list(known.values())
 
     def memory(self, recipe: Recipe) -> Memory:

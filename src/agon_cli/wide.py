@@ -3,6 +3,8 @@ once at the end. Weights stay as they are; only a block of them is ever held in 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +18,17 @@ BLOCK = 1 << 22
 def pays(x: Tensor) -> bool:
     """Whether products of this tensor's type are computed faster in float32 on its device."""
     return x.dtype is torch.bfloat16 and x.device.type == "cpu" and not _HAS_BFLOAT16
+
+
+@contextmanager
+def left_out(there: bool = True) -> Iterator[None]:
+    """Within it nothing pays, as on a device that knows bfloat16; with `there` False it changes nothing."""
+    global _HAS_BFLOAT16
+    before, _HAS_BFLOAT16 = _HAS_BFLOAT16, _HAS_BFLOAT16 or there
+    try:
+        yield
+    finally:
+        _HAS_BFLOAT16 = before
 
 
 def linear(
