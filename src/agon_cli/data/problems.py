@@ -65,10 +65,8 @@ def filtered(rows: Iterable[Row], filters: Sequence[Filter], counts: Counter[str
 
 
 def _passes(cell: Any, test: Filter) -> bool:
-    if test.equals is not None:
-        same_kind = isinstance(cell, bool) == isinstance(test.equals, bool)
-        if not same_kind or (cell.strip() if isinstance(cell, str) else cell) != test.equals:
-            return False
+    if test.equals is not None and not _is(cell, test.equals):
+        return False
     if test.minimum is not None or test.maximum is not None:
         try:
             value = float(cell)
@@ -79,6 +77,20 @@ def _passes(cell: Any, test: Filter) -> bool:
         if not low <= value <= high:
             return False
     return str(cell).strip().lower() not in {word.strip().lower() for word in test.excludes}
+
+
+def _is(cell: Any, wanted: str | float | bool) -> bool:
+    """Whether a cell is the wanted value. Text may spell a number or a truth value: in CSV there is nothing else."""
+    if isinstance(cell, str):
+        cell = cell.strip()
+        if isinstance(wanted, bool):
+            return bool(cell.lower() == str(wanted).lower())
+        if isinstance(wanted, float):
+            try:
+                return float(cell) == wanted
+            except ValueError:
+                return False
+    return isinstance(cell, bool) == isinstance(wanted, bool) and bool(cell == wanted)
 
 
 def problem_of(row: Row, columns: Columns, code: bool, counts: Counter[str]) -> Problem | None:
