@@ -761,7 +761,7 @@ def test_a_name_that_is_none_gets_the_nearest():
 def test_the_check_reads_the_real_sets_and_refuses_no_gold(source, count):
     paths = {key: str(REAL / value) for key, value in source.items() if key in ("path", "test_path")}
     found = list(inspect(recipe(source | paths, split={"dev": 100, "test": 100})))
-    assert sum(values["counts"]["rows"] for name, values in found if name == "counts") == count
+    assert [values["stages"][0]["left"] for name, values in found if name == "counts"] == [count]
     (golds,) = [values for name, values in found if name == "golds"]
     assert golds["refused"] == 0
     assert {values["kind"] for name, values in found if name == "fault"} <= {"conflict", "overlap"}

@@ -81,7 +81,8 @@ def test_clean_data_has_no_fault_and_three_prompts_of_each_role(tmp_path, base):
     found = events(recipe({"type": "jsonl", "path": path}, base))
     assert findings(found, "fault") == findings(found, "warning") == []
     assert of(found, "left_out") == []
-    assert of(found, "counts") == [{"counts": {"rows": 40}, "splits": {"train": 34, "dev": 3, "test": 3}}]
+    stages = [{"stage": "rows", "dropped": 0, "left": 40}]
+    assert of(found, "counts") == [{"stages": stages, "splits": {"train": 34, "dev": 3, "test": 3}}]
     assert of(found, "golds") == [{"checked": 40, "refused": 0}]
     prompts = of(found, "prompt")
     assert [prompt["role"] for prompt in prompts] == ["draft", "challenge"] * 3
@@ -104,6 +105,21 @@ def test_the_tiny_world_is_fine():
     found = events(recipe({"type": "tiny"}, BASE, verifier={"type": "exact"}))
     assert of(found, "golds") == [{"checked": 655 + 217 + 217, "refused": 0}]
     assert of(found, "result") == [{"faults": 0, "warnings": 0}]
+
+
+def test_what_each_filter_left_is_counted_also_where_it_dropped_nothing(tmp_path):
+    rows = [row | {"level": n, "name": "a"} for n, row in enumerate(questions(40))]
+    rows += [rows[20], rows[39] | {"question": ""}]
+    filters = [{"column": "name", "excludes": ["b"]}, {"column": "level", "minimum": 15}]
+    found = events(recipe({"type": "jsonl", "path": write(tmp_path / "d.jsonl", rows), "filters": filters}))
+    assert of(found, "counts")[0]["stages"] == [
+        {"stage": "rows", "dropped": 0, "left": 42},
+        {"stage": "dropped by the filter on name", "dropped": 0, "left": 42},
+        {"stage": "dropped by the filter on level", "dropped": 15, "left": 27},
+        {"stage": "no question", "dropped": 1, "left": 26},
+        {"stage": "duplicates", "dropped": 1, "left": 25},
+    ]
+    assert sum(of(found, "counts")[0]["splits"].values()) == 25
 
 
 def test_lengths_are_counted_in_bins_that_double():

@@ -52,8 +52,7 @@ def _events(recipe: Recipe) -> Iterator[Event]:
             splits = data.load(recipe, grader, journal)
         except UsageError as error:
             yield _refused(error)
-        counts = {label: number for label, number in journal.counts.items() if number}
-        yield "counts", {"counts": counts, "splits": splits.sizes() if splits else None}
+        yield "counts", {"stages": _stages(recipe, journal), "splits": splits.sizes() if splits else None}
         yield from _pins(recipe)
         if grader is not None:
             yield from _golds(journal, grader)
@@ -63,6 +62,26 @@ def _events(recipe: Recipe) -> Iterator[Event]:
     yield from _same(recipe, journal)
     yield from _nearly_same(recipe, journal, splits)
     yield from _prompts(recipe, journal, splits)
+
+
+def _sources(recipe: Recipe) -> Sequence[Any]:
+    return recipe.data.sources if isinstance(recipe.data, MixData) else [recipe.data]
+
+
+def _stages(recipe: Recipe, journal: data.Journal) -> list[dict[str, Any]]:
+    """What each filter, also one without effect, and each later stage dropped, and how many rows it left."""
+    counts = journal.counts
+    if not counts["rows"]:
+        return []
+    filters = [data.dropped_by(test) for source in _sources(recipe) for test in getattr(source, "filters", ())]
+    labels = dict.fromkeys([*filters, *(label for label, number in counts.items() if number)])
+    left = counts["rows"]
+    stages = [{"stage": "rows", "dropped": 0, "left": left}]
+    for label in labels:
+        if label not in ("rows", data.REFUSED):  # a refused gold leaves its row for another split's size to be met
+            left -= counts[label]
+            stages.append({"stage": label, "dropped": counts[label], "left": left})
+    return stages
 
 
 class _Remembering:
@@ -99,8 +118,7 @@ def _refused(error: UsageError) -> Event:
 
 
 def _pins(recipe: Recipe) -> Iterator[Event]:
-    sources = recipe.data.sources if isinstance(recipe.data, MixData) else [recipe.data]
-    for source in sources:
+    for source in _sources(recipe):
         if isinstance(source, HubData) and "@" not in source.id:
             what = f"{source.id} is read as it is today: its rows, and with them the splits, may change"
             yield _finding("warning", "unpinned", what, None, f"pin a commit: data.id={source.id}@REVISION")
@@ -130,7 +148,7 @@ def _same(recipe: Recipe, journal: data.Journal) -> Iterator[Event]:
     twice = [rows for part in journal.rows.values() for rows in part.values() if len(rows) > 1]
     held_out = {problem.id for problem in journal.held_out}
     both = [problem for problem in journal.pool if problem.id in held_out]
-    yield "duplicates", {"exact": sum(len(rows) - 1 for rows in twice), "overlap": len(both)}
+    yield "duplicates", {"exact": journal.counts["duplicates"], "overlap": len(both)}
     for rows in twice:
         places = ", ".join(where for where, _ in rows[:5])
         golds = list(dict.fromkeys(gold for _, gold in rows))

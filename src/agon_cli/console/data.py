@@ -100,8 +100,9 @@ def _counted(number: int, word: str) -> str:
 def event_lines(name: str, values: Row) -> Iterator[str]:
     """Everything that is no finding, a line each."""
     if name == "counts":
-        if values["counts"]:
-            yield ", ".join(f"{label} {number}" for label, number in values["counts"].items())
+        for row in values["stages"]:
+            after = "rows" if row["stage"] == "rows" else f"left; {row['stage']}: {row['dropped']}"
+            yield f"{row['left']:>8} {after}"
         if values["splits"]:
             yield "splits: " + ", ".join(f"{split} {number}" for split, number in values["splits"].items())
     elif name == "left_out":
@@ -109,7 +110,8 @@ def event_lines(name: str, values: Row) -> Iterator[str]:
         if values["do"]:
             yield f"       {values['do']}"
     elif name == "golds":
-        yield f"gold answers: {values['checked']} checked, {values['refused']} refused by their own verifier"
+        counted = f"{values['checked']} checked, {values['refused']} refused by their own verifier"
+        yield f"gold answers: {counted if values['checked'] else 'none; unit tests grade'}"
     elif name == "duplicates":
         yield f"exact duplicates: {values['exact']}; in the training and the test data: {values['overlap']}"
     elif name == "near_duplicates":

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from agon_cli.data import files
 from agon_cli.data.near import near_duplicates
-from agon_cli.data.problems import content_hash, distinct, filtered, problem_of
+from agon_cli.data.problems import content_hash, distinct, dropped_by, filtered, problem_of
 from agon_cli.data.sources import NoColumn, Row, gym_entries, hub
 from agon_cli.errors import UsageError
 from agon_cli.recipe.data import FileData, GymData, HubData, MixData, TinyData
@@ -21,10 +21,13 @@ from agon_cli.recipe.schema import Recipe, Split
 from agon_cli.types import Problem, Verdict, seed_of
 
 __all__ = [
-    "NAMES", "EmptySplit", "Grader", "Journal", "NoColumn", "Splits", "batch", "check_golds", "load", "near_duplicates",
+    "NAMES", "REFUSED", "EmptySplit", "Grader", "Journal", "NoColumn", "Splits", "batch", "check_golds", "dropped_by",
+    "load", "near_duplicates",
 ]  # fmt: skip
 
 NAMES = ("train", "dev", "test")
+REFUSED = "gold refused by its verifier"
+"""Counts problems that a split did not take for that reason."""
 
 
 class Grader(Protocol):
@@ -239,7 +242,7 @@ def _take(
         kept, dropped = _sift(chunk, grader) if grader else (chunk, [])
         taken += kept
         bad += dropped
-    counts["gold refused by its verifier"] += len(bad)
+    counts[REFUSED] += len(bad)
     if bad and not taken:
         raise _all_refused(bad)
     return taken, problems[position:]
