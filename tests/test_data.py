@@ -174,6 +174,7 @@ FILTERED = [
     ({"column": "name", "excludes": ["N1", " n2 "]}, [0, *range(3, 20)]),
     ({"column": "name", "minimum": 0}, []),
     ({"column": "digits", "minimum": 18}, [18, 19]),
+    ({"column": "digits", "equals": 3}, [3]),
 ]
 
 

