@@ -66,7 +66,7 @@ def recipe_page() -> str:
             parts += [f"## {name}", f"{needed}`type` chooses one of the following."]
             variants = [member for member in members if "type" in member.model_fields]
             shared = dict.fromkeys(member for member in members if member not in variants)
-            for member in variants:
+            for member in dict.fromkeys(variants):
                 parts += chapter(f"{name}, type {tag(member)}", member, 3)
             for member in shared:
                 parts += chapter(f"{name}.{NESTED[member.__name__]}", member, 3)
@@ -110,7 +110,8 @@ def kind_of(annotation: Any, metadata: typing.Sequence[Any] = ()) -> str:
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in arguments)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(kind_of(member, metadata if member in (int, float) else ()) for member in arguments)
+        kinds = (kind_of(member, metadata if member in (int, float) else ()) for member in arguments)
+        return " or ".join(dict.fromkeys(kinds))
     if origin is list:
         return f"list of {kind_of(arguments[0])}s".replace("texts", "text")
     if origin is tuple:
@@ -161,8 +162,9 @@ def sections(annotation: Any) -> Iterator[type[Section]]:
 
 
 def tag(section: type[Section]) -> str:
-    """The `type` that picks this variant."""
-    return str(get_args(section.model_fields["type"].annotation)[0])
+    """The values of `type` that pick this variant."""
+    *most, last = get_args(section.model_fields["type"].annotation)
+    return f"{', '.join(most)} or {last}" if most else str(last)
 
 
 def prose(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import csv
 import json
 import os
 import random
@@ -13,6 +14,8 @@ import pytest
 
 from agon_cli import data
 from agon_cli.errors import AgonError, MachineError, UnreachableError, UsageError
+from agon_cli.inspect_data import inspect
+from agon_cli.recipe.data import NAMED
 from agon_cli.recipe.schema import Recipe
 from agon_cli.types import Problem
 from agon_cli.verifiers import make
@@ -23,7 +26,7 @@ REAL = Path(os.environ.get("AGON_SHARED_DATA", Path(__file__).resolve().parents[
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="AGON_SHARED_DATA names no folder with gsm8k/ and svamp/")
 
 
-def recipe(source: dict, *, split: dict | None = None, verifier: str = "number", seed: int = 0) -> Recipe:
+def recipe(source: dict | str, *, split: dict | None = None, verifier: str = "number", seed: int = 0) -> Recipe:
     return Recipe.model_validate(
         {
             "model": {"id": "x"},
@@ -171,6 +174,7 @@ FILTERED = [
     ({"column": "name", "excludes": ["N1", " n2 "]}, [0, *range(3, 20)]),
     ({"column": "name", "minimum": 0}, []),
     ({"column": "digits", "minimum": 18}, [18, 19]),
+    ({"column": "digits", "equals": 3}, [3]),
 ]
 
 
@@ -478,3 +482,287 @@ def test_offline_the_hub_is_unreachable_at_once(monkeypatch):
     error = fails({"type": "hub", "id": "nobody/nothing-here"}, UnreachableError)
     assert error.code == 4
     assert "HF_HUB_OFFLINE" in error.hint
+
+
+# ------------------------------------------------------------------------------------------------------ kinds of files
+
+
+def in_every_format(tmp_path: Path, content: list[dict]) -> dict[str, str]:
+    """The same rows, by `data.type`, as the file or folder that type reads."""
+    import datasets
+
+    table = datasets.Dataset.from_list(content)
+    (tmp_path / "d.json").write_text(json.dumps(content))
+    with (tmp_path / "d.csv").open("w", newline="", encoding="utf-8-sig") as file:
+        writer = csv.DictWriter(file, list(content[0]))
+        writer.writeheader()
+        writer.writerows(content)
+    table.to_parquet(str(tmp_path / "d.parquet"))
+    table.save_to_disk(str(tmp_path / "d.saved"))
+    paths = {kind: str(tmp_path / f"d.{kind}") for kind in ("json", "csv", "parquet", "saved")}
+    return {"jsonl": write(tmp_path / "d.jsonl", content)} | paths
+
+
+def test_every_kind_of_file_gives_the_same_problems(tmp_path):
+    content = [row | {"hard": n % 2 == 0, "note": 'a, "b"\nc'} for n, row in enumerate(rows(40))]
+    filters = [{"column": "level", "minimum": 10}, {"column": "hard", "equals": True}]
+    loaded = {
+        kind: data.load(recipe({"type": kind, "path": path, "filters": filters}))
+        for kind, path in in_every_format(tmp_path, content).items()
+    }
+    assert {int(p.gold) - 1 for p in loaded["csv"].train + loaded["csv"].dev + loaded["csv"].test} == set(
+        range(10, 40, 2)
+    )
+    assert all(splits == loaded["jsonl"] for splits in loaded.values())
+
+
+@pytest.mark.parametrize("kind", ["json", "csv", "parquet", "saved"])
+def test_a_column_that_no_file_has_is_named_in_every_kind(tmp_path, kind):
+    path = in_every_format(tmp_path, rows(9))[kind]
+    error = fails({"type": kind, "path": path, "columns": {"answer": "anwser"}}, UsageError)
+    assert isinstance(error, data.NoColumn)
+    assert "did you mean 'answer'" in error.hint
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet", "saved"])
+def test_a_file_that_is_not_there_is_unreachable_in_every_kind(tmp_path, kind):
+    assert "no such file" in fails({"type": kind, "path": str(tmp_path / "no")}, UnreachableError).message
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "where", "said"),
+    [
+        ("json", b'{"question": "q", "answer": "1"}', "", "not a list"),
+        ("json", b'[{"question": "q", "answer": "1"}, 3]', "[1]", "not a JSON object"),
+        ("json", b'[{"question": "q", "answer": NaN}]', "", "NaN is no JSON number"),
+        ("json", b'["\xff"]', "", "not UTF-8 (byte 2)"),
+        ("csv", b"question,answer\nq,1\nq,1,2\n", ":3", "3 cells under 2 column names"),
+        ("csv", b"question,answer\nq\n", ":2", "1 cells under 2"),
+        ("csv", b"question,question\nq,1\n", ":1", "two columns have the same name"),
+        ("csv", b'question,answer\n"q"x,1\n', ":2", "not CSV"),
+        ("csv", b"question,answer\n\xff,1\n", ":2", "not UTF-8"),
+        ("csv", b"question,answer\n" + b"q" * 200_000 + b",1\n", ":2", "not CSV: field larger"),
+        ("parquet", b"PAR1 not really", "", "not of type parquet"),
+        ("saved", b"a file", "", ""),
+    ],
+)
+def test_a_broken_file_is_refused_where_it_breaks(tmp_path, kind, content, where, said):
+    path = tmp_path / f"d.{kind}"
+    path.write_bytes(content)
+    error = fails({"type": kind, "path": str(path)}, AgonError)
+    assert error.code in (2, 4)
+    assert error.message.startswith(f"{path}{where}: ")
+    assert said in error.message
+
+
+def test_a_saved_folder_of_several_splits_asks_which_one(tmp_path):
+    import datasets
+
+    parts = {"train": datasets.Dataset.from_list(rows(20)), "test": datasets.Dataset.from_list(rows(5, 50))}
+    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "both"))
+    error = fails({"type": "saved", "path": str(tmp_path / "both")}, UsageError)
+    assert f"{tmp_path}/both/train" in error.hint
+    loaded = data.load(
+        recipe({"type": "saved", "path": f"{tmp_path}/both/train", "test_path": f"{tmp_path}/both/test"})
+    )
+    assert {int(p.gold) for p in loaded.test} <= set(range(51, 56))
+
+
+@pytest.mark.parametrize(("kind", "module"), [("parquet", "pyarrow.parquet"), ("saved", "datasets")])
+def test_a_file_that_needs_the_extra_names_it(tmp_path, monkeypatch, kind, module):
+    path = in_every_format(tmp_path, rows(9))[kind]
+    monkeypatch.setitem(__import__("sys").modules, module, None)
+    assert "agon-cli[tasks]" in fails({"type": kind, "path": path}, MachineError).hint
+
+
+# ------------------------------------------------------------------------------------------------------ near duplicates
+
+
+def ask(*questions: str) -> list[Problem]:
+    return [Problem(f"{n:03}", question, "1") for n, question in enumerate(questions)]
+
+
+LONG = "Ann walks {} miles on every day of the week but the last, and rests then. How many miles does she walk in all?"
+
+
+def test_near_duplicates_have_the_same_numbers_and_nearly_the_same_words():
+    near = ask(LONG.format(3), LONG.format(3).replace("?", "").upper(), LONG.format(3).replace("Ann", "Eve"))
+    assert [(p.id, twin.id) for p, twin in data.near_duplicates(near, 0.8)] == [("001", "000"), ("002", "000")]
+    other = ask(LONG.format(3), LONG.format(4), "Walk 3 miles.", "What is 3 + 4?", "What is 3 * 4?", "What is 4 + 3?")
+    assert data.near_duplicates(other, 0.8) == []
+
+
+def test_the_quick_search_finds_what_comparing_all_pairs_finds():
+    draw = random.Random(3)
+    words = ["the", "a", "of", "red", "blue", "pens", "cats", "runs", "walks", "buys", "sells", "how", "many"]
+    questions = []
+    for _ in range(60):
+        text = draw.choices(words, k=draw.randrange(1, 20))
+        questions.append(" ".join(text))
+        text[draw.randrange(len(text))] = draw.choice(words)
+        questions.append(" ".join(text))
+    problems = ask(*questions)
+
+    def runs(text: str) -> set:
+        split = text.split()
+        return {tuple(split[at : at + 3]) for at in range(max(1, len(split) - 2))}
+
+    for threshold in (0.3, 0.6, 0.8, 1.0):
+        kept: list[Problem] = []
+        dropped = set()
+        for problem in problems:
+            own = runs(problem.question)
+            shared = (len(own & runs(p.question)) / len(own | runs(p.question)) for p in kept)
+            if any(share >= threshold for share in shared):
+                dropped.add(problem.id)
+            else:
+                kept.append(problem)
+        assert {p.id for p, _ in data.near_duplicates(problems, threshold)} == dropped
+        assert 0 < len(dropped) < 119
+
+
+def test_near_duplicates_are_dropped_when_the_recipe_says_so(tmp_path):
+    content = [{"question": LONG.format(n), "answer": str(6 * n)} for n in range(20)]
+    twins = [{"question": LONG.format(n).replace("Ann", "Eve"), "answer": str(6 * n)} for n in range(3)]
+    source = jsonl(tmp_path, content + twins[:2], test_path=write(tmp_path / "t.jsonl", [*twins[2:], *rows(3)]))
+    assert data.load(recipe(source)).counts == {"rows": 26}
+    loaded = data.load(recipe(source | {"near_duplicates": 0.8}))
+    # Two twins within the training file, and the question that is nearly one of the test file.
+    assert loaded.counts == {"rows": 26, "near duplicates": 3}
+    left = {p.question for p in loaded.train + loaded.dev}
+    assert LONG.format(2) not in left
+    assert len(left) == 19
+    assert all((LONG.format(n) in left) != (LONG.format(n).replace("Ann", "Eve") in left) for n in range(2))
+
+
+# ------------------------------------------------------------------------------------------------------------ mixtures
+
+
+def mixture(tmp_path: Path, sizes: list[int], weights: list[float]) -> dict:
+    starts = [1000 * index for index in range(len(sizes))]
+    sources = [jsonl(tmp_path, rows(size, start), f"{start}.jsonl") for size, start in zip(sizes, starts, strict=True)]
+    return {"type": "mix", "sources": sources, "weights": weights}
+
+
+def by_source(problems) -> dict[int, int]:
+    return dict(sorted(Counter((int(p.gold) - 1) // 1000 for p in problems).items()))
+
+
+def test_weights_are_shares_of_every_split_and_the_scarcest_source_sets_the_size(tmp_path):
+    loaded = data.load(recipe(mixture(tmp_path, [100, 30], [3, 1]), split={"dev": 8, "test": 12}))
+    assert by_source(loaded.test) == {0: 9, 1: 3}
+    assert by_source(loaded.dev) == {0: 6, 1: 2}
+    # 85 and 25 are left; 3 to 1 of them is 75 and 25
+    assert by_source(loaded.train) == {0: 75, 1: 25}
+    capped = data.load(recipe(mixture(tmp_path, [100, 30], [3, 1]), split={"train": 10, "dev": 8, "test": 12}))
+    assert by_source(capped.train) == {0: 8, 1: 2}
+    assert set(ids(capped.train)) <= set(ids(loaded.train))
+
+
+def test_without_weights_a_mixture_is_all_of_its_sources(tmp_path):
+    loaded = data.load(recipe(mixture(tmp_path, [90, 30], []), split={"dev": 4, "test": 8}))
+    assert by_source(loaded.test) == {0: 6, 1: 2}
+    assert by_source(loaded.dev) == {0: 3, 1: 1}
+    assert by_source(loaded.train) == {0: 81, 1: 27}
+
+
+def test_a_problem_of_two_sources_belongs_to_the_first_and_a_test_problem_of_any_to_no_training(tmp_path):
+    first = jsonl(tmp_path, rows(20), "a.jsonl")
+    second = jsonl(tmp_path, rows(25, 15), "b.jsonl", test_path=write(tmp_path / "t.jsonl", rows(10)))
+    loaded = data.load(recipe({"type": "mix", "sources": [first, second]}, split={"dev": 2, "test": 20}))
+    assert loaded.counts == {"rows": 55, "also in the test split": 10, "also in an earlier source": 5}
+    everything = ids(loaded.train + loaded.dev + loaded.test)
+    assert len(everything) == len(set(everything))
+    assert not {int(p.gold) - 1 for p in loaded.train + loaded.dev} & set(range(10))
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path):
+    for weights in ([1.0], [1.0, 0.0]):
+        with pytest.raises(ValueError, match="one number above 0 for each of the 2 sources"):
+            recipe(mixture(tmp_path, [9, 9], weights))
+
+
+# -------------------------------------------------------------------------------------------------------- named sources
+
+DEEPMATH = [
+    {"question": f"hard {n}", "final_answer": str(n), "difficulty": 8.0, "topic": "x", "r1_solution_1": "long"}
+    for n in range(20)
+]
+DEEPMATH += [
+    DEEPMATH[0] | {"question": "easy", "difficulty": 7.5},
+    DEEPMATH[0] | {"question": "y", "final_answer": "Yes"},
+]
+CONTESTS = [
+    {"description": f"task {n}", "public_tests": TESTS, "private_tests": TESTS, "generated_tests": TESTS,
+     "source": 2, "cf_rating": 100 * n, "input_file": "", "output_file": ""}
+    for n in range(15)
+]  # fmt: skip
+CONTESTS += [
+    CONTESTS[5] | {"description": "file", "input_file": "in.txt"},
+    CONTESTS[5] | {"description": "s", "source": 1},
+]
+NAMED_ROWS = {
+    "deepmath_hard": (DEEPMATH, "math", {str(n) for n in range(20)}, 20),
+    "gsm8k": ([{"question": f"q {n}", "answer": f"so\n#### {n},000"} for n in range(15)], "number",
+              {f"{n}000" for n in range(15)}, 15),
+    "math500": ([{"problem": f"p {n}", "solution": "s", "answer": str(n), "subject": "a", "level": 1}
+                 for n in range(15)], "math", {str(n) for n in range(15)}, 15),
+    "codecontests_easy": (CONTESTS, "code", {"a program that passes the unit tests"}, 12),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMED_ROWS)
+def test_a_named_source_reads_its_columns_from_a_local_file(tmp_path, name):
+    content, verifier, golds, kept = NAMED_ROWS[name]
+    loaded = data.load(recipe(jsonl(tmp_path, content, preset=name), verifier=verifier))
+    everything = loaded.train + loaded.dev + loaded.test
+    assert {p.gold for p in everything} == golds
+    assert len(everything) == kept
+
+
+def test_the_named_sources_are_these_and_come_from_the_hub(monkeypatch):
+    import datasets
+
+    asked = []
+
+    def remember(*args, **named):
+        asked.append((*args, named["split"]))
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(datasets, "load_dataset", remember)
+    assert set(NAMED) == set(NAMED_ROWS)
+    for name in NAMED_ROWS:
+        source = recipe(name)
+        assert source == recipe({"preset": name})
+        assert Recipe.model_validate(source.model_dump(mode="json")) == source
+        with pytest.raises(UnreachableError, match="no route"):
+            data.load(source)
+    assert asked == [
+        ("zwhe99/DeepMath-103K", None, "train"), ("openai/gsm8k", "main", "train"),
+        ("HuggingFaceH4/MATH-500", None, "test"), ("deepmind/code_contests", None, "train"),
+    ]  # fmt: skip
+
+
+def test_what_is_written_beside_a_name_goes_before_it():
+    source = recipe({"preset": "gsm8k", "id": "openai/gsm8k:main@e53f048", "columns": {"extract": "plain"}}).data
+    assert (source.id, source.columns.extract, source.test_split) == ("openai/gsm8k:main@e53f048", "plain", "test")
+
+
+def test_a_name_that_is_none_gets_the_nearest():
+    with pytest.raises(ValueError, match=r"no data set is called 'gsm8'; did you mean 'gsm8k'\?"):
+        recipe("gsm8")
+
+
+@needs_real
+@pytest.mark.parametrize(("source", "count"), [
+    ({"preset": "gsm8k", "type": "jsonl", "path": "gsm8k/train.jsonl", "test_path": "gsm8k/test.jsonl"}, 8792),
+    ({"type": "jsonl", "path": "svamp/svamp.jsonl",
+      "columns": {"question": ["Body", "Question"], "answer": "Answer"}}, 1000),
+])  # fmt: skip
+def test_the_check_reads_the_real_sets_and_refuses_no_gold(source, count):
+    paths = {key: str(REAL / value) for key, value in source.items() if key in ("path", "test_path")}
+    found = list(inspect(recipe(source | paths, split={"dev": 100, "test": 100})))
+    assert [values["stages"][0]["left"] for name, values in found if name == "counts"] == [count]
+    (golds,) = [values for name, values in found if name == "golds"]
+    assert golds["refused"] == 0
+    assert {values["kind"] for name, values in found if name == "fault"} <= {"conflict", "overlap"}

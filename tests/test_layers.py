@@ -39,7 +39,7 @@ ROWS: dict[str, dict[str, set[str]]] = {
         "tiny": {"torch", "tokenizers", "transformers"},
     },
     "3a": {
-        "data": {"datasets", "reasoning_gym"},
+        "data": {"datasets", "pyarrow", "reasoning_gym"},
         "questions": set(),
         "prompts": set(),
         "verifiers": {"pebble", "math_verify", "latex2sympy2_extended", "sympy", "reasoning_gym"},
@@ -55,12 +55,15 @@ ROWS: dict[str, dict[str, set[str]]] = {
         "sharding": {"torch", "transformers"},
     },
     "4": {"canary": {"torch"}, "rollout": set(), "update": {"torch"}, "outline": {"torch", "transformers"}},
+    "4b": {"inspect_data": set(), "verify": set()},
     "5a": {"assemble": set(), "records": set(), "players": {"pydantic", "safetensors"}},
     "5b": {"evaluate": set(), "costs": {"torch"}},
     "5c": {"train": {"torch"}, "cascade": set(), "compare": set(), "plan": {"torch"}, "probe": {"torch"}},
     "5d": {"session": set()},
     "6": {"report": {"jinja2", "matplotlib"}, "console": {"rich"}},
-    "7": {"cli": {"typer", "rich"}},
+    "7a": {"options": {"typer"}},
+    "7b": {"data_commands": {"typer"}},
+    "7c": {"cli": {"typer", "rich"}},
 }
 ROW_OF = {unit: number for number, units in enumerate(ROWS.values()) for unit in units}
 ALLOWED = {unit: packages for units in ROWS.values() for unit, packages in units.items()}

@@ -103,7 +103,7 @@ REFUSED = [
     ("model: {id: x}\ndata: {type: tiny, path: y}\n", "r.yaml:2: data.path: unknown key; known here: type"),
     (
         "model: {id: x}\ndata: {type: hubb}\n",
-        "r.yaml:2: data.type: must be one of tiny, jsonl, hub, reasoning_gym (got",
+        "r.yaml:2: data.type: must be one of tiny, jsonl, json, csv, parquet, saved, hub, reasoning_gym, mix (got",
     ),
     ("model: {id: x}\ndata: {}\n", "r.yaml:2: data.type: required, but missing: one of tiny, jsonl"),
     ("model: {id: x}\n", "r.yaml: data: required, but missing"),

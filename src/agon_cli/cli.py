@@ -17,8 +17,9 @@ from typing import Annotated, Any, TextIO
 import typer
 from typer.main import get_command
 
-from agon_cli import __version__
+from agon_cli import __version__, data_commands
 from agon_cli.errors import AgonError, Exit, UsageError
+from agon_cli.options import AsJson, Overrides, Quiet, RecipeArgument
 
 _ENVIRONMENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -37,11 +38,6 @@ app = typer.Typer(
     help="Train language models that grade each other's reasoning, and deploy the pair as a cascade.",
 )
 
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY.PATH=VALUE", help="Recipe values to override.", show_default=False)
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON lines on stdout.")]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print only results and errors.")]
 RecipeOption = Annotated[str | None, typer.Option("--recipe", metavar="RECIPE", help="Recipe whose prompts to use.")]
 
 
@@ -76,7 +72,7 @@ def agon(
 
 @app.command()
 def train(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a shipped recipe.")],
+    recipe: RecipeArgument,
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Run folder.  [default: runs/<recipe>]", show_default=False)] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Discard the run that is there and start over.")] = False,
@@ -134,7 +130,7 @@ def train(
 
 @app.command()
 def plan(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a shipped recipe.")],
+    recipe: RecipeArgument,
     overrides: Overrides = None,
     gpu_mem: Annotated[float | None, typer.Option(min=0.1, max=1e6, metavar="GIB", show_default=False,
                                                   help="Memory of a GPU; say what to change so that it fits.")] = None,
@@ -236,6 +232,10 @@ def cascade(
         shown.end()
 
 
+app.add_typer(data_commands.data, name="data")
+app.command()(data_commands.verify)
+
+
 def _results() -> Any:
     from agon_cli.console import results
 
@@ -333,7 +333,7 @@ def _hush_libraries() -> None:
 
 
 def _see_help(words: Sequence[str]) -> str:
-    names = [word for word in words if word in ("train", "plan", "eval", "cascade")]
+    names = [word for word in words if word in ("train", "plan", "eval", "cascade", "data", "verify")]
     return f"see {' '.join(['agon', *names[:1], '--help'])}"
 
 

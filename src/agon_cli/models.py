@@ -34,8 +34,8 @@ class Place:
     revision: str | None = None
 
 
-def locate(model_id: str) -> Place:
-    """Resolve `model.id`.
+def locate(model_id: str, convert: bool = True) -> Place:
+    """Resolve `model.id`. A GGUF file is converted, or with `convert` off named as it is.
 
     Raises UnreachableError for a folder, package or file that is not there.
     """
@@ -49,7 +49,7 @@ def locate(model_id: str) -> Place:
     if not path.exists():
         raise UnreachableError(f"no model at {path}", "check model.id; a Hub id has no leading / or ./")
     if path.suffix == ".gguf":
-        return Place(str(_converted(path)))
+        return Place(str(_converted(path) if convert else path))
     if not (path / "config.json").exists():
         raise UnreachableError(
             f"{path} is no model folder: it has no config.json", "point model.id at a saved checkpoint"
@@ -118,6 +118,16 @@ def config(model: Model) -> Any:
     place = locate(model.id)
     with _reading(model.id):
         return AutoConfig.from_pretrained(place.source, revision=place.revision, trust_remote_code=False)
+
+
+def tokenizer(model: Model) -> Any:
+    """The base's tokenizer alone; no weights are read. Raises UnreachableError when it cannot be read."""
+    place = locate(model.id, convert=False)
+    source, options = place.source, {}
+    if source.endswith(".gguf"):
+        source, options = str(Path(source).parent), {"gguf_file": Path(source).name}
+    with _reading(model.id):
+        return AutoTokenizer.from_pretrained(source, revision=place.revision, trust_remote_code=False, **options)
 
 
 def load(model: Model, device: str | None = None) -> tuple[Any, Any]:

@@ -11,14 +11,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from agon_cli.data.problems import content_hash, distinct, filtered, problem_of
-from agon_cli.data.sources import Row, gym_entries, hub, jsonl
+from agon_cli.data import files
+from agon_cli.data.near import near_duplicates
+from agon_cli.data.problems import content_hash, distinct, dropped_by, filtered, problem_of
+from agon_cli.data.sources import NoColumn, Row, gym_entries, hub
 from agon_cli.errors import UsageError
-from agon_cli.recipe.data import FileData, GymData, HubData, TinyData
+from agon_cli.recipe.data import FileData, GymData, HubData, MixData, TinyData
 from agon_cli.recipe.schema import Recipe, Split
 from agon_cli.types import Problem, Verdict, seed_of
 
+__all__ = [
+    "NAMES", "REFUSED", "EmptySplit", "Grader", "Journal", "NoColumn", "Splits", "batch", "check_golds", "dropped_by",
+    "load", "near_duplicates",
+]  # fmt: skip
+
 NAMES = ("train", "dev", "test")
+REFUSED = "gold refused by its verifier"
+"""Counts problems that a split did not take for that reason."""
 
 
 class Grader(Protocol):
@@ -47,18 +56,40 @@ class Splits:
         return {name: len(problems) for name, problems in self.by_name().items()}
 
 
-def load(recipe: Recipe, grader: Grader | None = None) -> Splits:
-    """The recipe's problems. With a grader, every gold that goes into a split has passed it.
+class EmptySplit(UsageError):
+    """A split got no problem."""
+
+
+@dataclass
+class Journal:
+    """What became of the rows, for those who look into the data. `load` fills it in as it goes, so what it holds after
+    an error is what was read until then.
+
+    `rows` has, by file or split and then by problem id, where every usable row stands and its gold answer; `pool` the
+    distinct problems of all sources, with those that have a test split of their own in `held_out`.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    rows: dict[str, dict[str, list[tuple[str, str]]]] = field(default_factory=dict)
+    pool: list[Problem] = field(default_factory=list)
+    held_out: list[Problem] = field(default_factory=list)
+
+
+def load(recipe: Recipe, grader: Grader | None = None, journal: Journal | None = None) -> Splits:
+    """The recipe's problems. With a grader, every gold that goes into a split has passed it. A journal is filled in.
 
     Raises UnreachableError (exit 4) for data that cannot be read, MachineError (exit 3) for a missing extra, UsageError
     (exit 2) for a wrong column, broken rows, unknown task, no usable gold, or a split left empty.
     """
-    counts: Counter[str] = Counter()
-    taken = _fixed(recipe.split, grader, counts) if isinstance(recipe.data, TinyData) else _cut(recipe, grader, counts)
+    journal = Journal() if journal is None else journal
+    counts = journal.counts
+    taken = (
+        _fixed(recipe.split, grader, journal) if isinstance(recipe.data, TinyData) else _cut(recipe, grader, journal)
+    )
     for name in reversed(NAMES):
         if not taken[name]:
             sizes = ", ".join(f"{n}: {len(taken[n])} of {getattr(recipe.split, n) or 'all'}" for n in NAMES)
-            raise UsageError(
+            raise EmptySplit(
                 f"the {name} split is empty ({sizes}; {_listed(counts)})",
                 "lower split.dev and split.test (split: {dev: 50, test: 50}), or loosen data.filters",
             )
@@ -66,27 +97,96 @@ def load(recipe: Recipe, grader: Grader | None = None) -> Splits:
     return Splits(**{name: tuple(taken[name]) for name in NAMES}, counts=found)
 
 
-def _fixed(split: Split, grader: Grader | None, counts: Counter[str]) -> dict[str, list[Problem]]:
+def _fixed(split: Split, grader: Grader | None, journal: Journal) -> dict[str, list[Problem]]:
     """The tiny world's own three splits, capped."""
     from agon_cli.tiny import world
 
-    return {name: _take(world.problems(name), getattr(split, name), grader, counts)[0] for name in NAMES}
+    own = {name: world.problems(name) for name in NAMES}
+    journal.pool += [problem for name in NAMES for problem in own[name]]
+    return {name: _take(own[name], getattr(split, name), grader, journal.counts)[0] for name in NAMES}
 
 
-def _cut(recipe: Recipe, grader: Grader | None, counts: Counter[str]) -> dict[str, list[Problem]]:
+@dataclass
+class _Pool:
+    """One source's problems in the order of their hashes, and those of a test split of its own where it has one."""
+
+    problems: list[Problem]
+    held_out: list[Problem] | None = None
+
+
+def _cut(recipe: Recipe, grader: Grader | None, journal: Journal) -> dict[str, list[Problem]]:
+    """Each source's share of every split, sources put together in the order of hashes."""
+    data, split = recipe.data, recipe.split
+    assert not isinstance(data, TinyData)
+    mixed = isinstance(data, MixData)
+    sources = data.sources if isinstance(data, MixData) else [data]
+    pools = [_read(source, recipe, journal) for source in sources]
+    journal.pool += [problem for pool in pools for problem in pool.problems]
+    journal.held_out += [problem for pool in pools for problem in pool.held_out or ()]
+    _separate(pools, journal.counts)
+    weights = data.weights if isinstance(data, MixData) else []
+    shares = weights or [len(pool.problems) or 1 for pool in pools]
+    quotas = [_quotas(getattr(split, name), shares) for name in NAMES]
+    parts = [
+        _divided(pool, train, dev, test, grader, journal.counts)
+        for pool, train, dev, test in zip(pools, *quotas, strict=True)
+    ]
+    if weights:
+        _balance(parts, quotas[0], shares)
+    together = {name: [problem for part in parts for problem in part[name]] for name in NAMES}
+    return {name: sorted(part, key=_by_id) if mixed else part for name, part in together.items()}
+
+
+def _by_id(problem: Problem) -> str:
+    return problem.id
+
+
+def _separate(pools: Sequence[_Pool], counts: Counter[str]) -> None:
+    """Take out of every pool what a test split has, and what an earlier source has."""
+    seen = {problem.id for pool in pools for problem in pool.held_out or ()}
+    counts["also in the test split"] = sum(problem.id in seen for pool in pools for problem in pool.problems)
+    reserved = set(seen)
+    for pool in pools:
+        left = [problem for problem in pool.problems if problem.id not in reserved]
+        pool.problems = [problem for problem in left if problem.id not in seen]
+        counts["also in an earlier source"] += len(left) - len(pool.problems)
+        seen |= {problem.id for problem in pool.problems}
+
+
+def _quotas(count: int | None, shares: Sequence[float]) -> list[int | None]:
+    """`count` laid out over the sources by their shares, the largest remainders rounded up; None is no cap."""
+    if count is None:
+        return [None] * len(shares)
+    exact = [count * share / sum(shares) for share in shares]
+    whole = [int(part) for part in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda index: (whole[index] - exact[index], index))
+    for index in by_remainder[: count - sum(whole)]:
+        whole[index] += 1
+    return list(whole)
+
+
+def _divided(
+    pool: _Pool, train: int | None, dev: int | None, test: int | None, grader: Grader | None, counts: Counter[str]
+) -> dict[str, list[Problem]]:
     """Test from one end of the order of hashes, dev from the other, so that neither's size changes the other."""
-    pool, held_out = _read(recipe, counts)
-    split = recipe.split
-    if held_out is None:
-        test, pool = _take(pool, split.test, grader, counts)
+    left = pool.problems
+    if pool.held_out is None:
+        tested, left = _take(left, test, grader, counts)
     else:
-        test, _ = _take(held_out, split.test, grader, counts)
-        reserved = {problem.id for problem in held_out}
-        counts["also in the test split"] = sum(problem.id in reserved for problem in pool)
-        pool = [problem for problem in pool if problem.id not in reserved]
-    dev, pool = _take(pool[::-1], split.dev, grader, counts)
-    train, _ = _take(pool, split.train, grader, counts)
-    return {"train": train, "dev": dev, "test": test}
+        tested, _ = _take(pool.held_out, test, grader, counts)
+    developed, left = _take(left[::-1], dev, grader, counts)
+    trained, _ = _take(left, train, grader, counts)
+    return {"train": trained, "dev": developed, "test": tested}
+
+
+def _balance(parts: Sequence[dict[str, list[Problem]]], quotas: Sequence[int | None], shares: Sequence[float]) -> None:
+    """Cut training problems so that the shares hold, where some source has fewer than its quota."""
+    sizes = [len(part["train"]) for part in parts]
+    if all(size == quota for size, quota in zip(sizes, quotas, strict=True)):
+        return
+    scale = min(size / share for size, share in zip(sizes, shares, strict=True))
+    for part, share in zip(parts, shares, strict=True):
+        part["train"] = part["train"][: int(scale * share + 1e-9)]
 
 
 def check_golds(problems: Sequence[Problem], verifier: Grader) -> tuple[list[Problem], list[tuple[Problem, Verdict]]]:
@@ -142,39 +242,64 @@ def _take(
         kept, dropped = _sift(chunk, grader) if grader else (chunk, [])
         taken += kept
         bad += dropped
-    counts["gold refused by its verifier"] += len(bad)
+    counts[REFUSED] += len(bad)
     if bad and not taken:
         raise _all_refused(bad)
     return taken, problems[position:]
 
 
-def _read(recipe: Recipe, counts: Counter[str]) -> tuple[list[Problem], list[Problem] | None]:
-    """All problems in the order of their hashes, and those of a test split of its own where the source has one."""
-    data = recipe.data
+def _read(data: FileData | HubData | GymData, recipe: Recipe, journal: Journal) -> _Pool:
+    """All usable problems of a source."""
+    counts = journal.counts
     if isinstance(data, GymData):
         made = [
             Problem(f"{data.task}-{content_hash(question)}", question, gold, {"entry": entry})
             for question, gold, entry in gym_entries(data, recipe.seed)
         ]
         counts["rows"] += len(made)
-        return distinct(made, counts, conflicts=False), None
-    assert isinstance(data, (FileData, HubData))
+        return _Pool(distinct(made, counts, conflicts=False))
     code = recipe.verifier.type == "code"
-    parts: list[Iterable[Row]]
+    parts: list[tuple[str, Iterable[Row]]]
     if isinstance(data, FileData):
-        parts = [jsonl(path) for path in (data.path, data.test_path) if path is not None]
+        parts = [(path, files.rows(data, path, code)) for path in (data.path, data.test_path) if path is not None]
     else:
-        parts = [hub(data, split, code) for split in (data.split, data.test_split) if split is not None]
-    read = [_usable(rows, data, code, counts) for rows in parts]
-    return read[0], (read[1] if len(read) > 1 else None)
+        names = (name for name in (data.split, data.test_split) if name is not None)
+        parts = [(f"{data.id} {name}", hub(data, name, code)) for name in names]
+    read = [_usable(rows, data, code, name, journal) for name, rows in parts]
+    pool = _Pool(read[0], read[1] if len(read) > 1 else None)
+    if data.near_duplicates is not None:
+        _thin(pool, data.near_duplicates, counts)
+    return pool
 
 
-def _usable(rows: Iterable[Row], data: FileData | HubData, code: bool, counts: Counter[str]) -> list[Problem]:
+def _thin(pool: _Pool, threshold: float, counts: Counter[str]) -> None:
+    """Drop near duplicates: within the test split of its own, and of it and of one another among the other problems."""
+    if pool.held_out is not None:
+        pool.held_out = _unlike(pool.held_out, (), threshold, counts)
+    pool.problems = _unlike(pool.problems, pool.held_out or (), threshold, counts)
+
+
+def _unlike(
+    problems: list[Problem], held_out: Sequence[Problem], threshold: float, counts: Counter[str]
+) -> list[Problem]:
+    reserved = {problem.id for problem in held_out}  # those are dropped, and counted, for being the same
+    new = [problem for problem in problems if problem.id not in reserved]
+    twins = {problem.id for problem, _ in near_duplicates(new, threshold, held_out)}
+    counts["near duplicates"] += len(twins)
+    return [problem for problem in problems if problem.id not in twins]
+
+
+def _usable(rows: Iterable[Row], data: FileData | HubData, code: bool, name: str, journal: Journal) -> list[Problem]:
     """Distinct problems of the rows that pass the filters; UsageError when there is none."""
-    made = (problem_of(row, data.columns, code, counts) for row in filtered(rows, data.filters, counts))
-    usable = distinct((problem for problem in made if problem is not None), counts, conflicts=not code)
+    counts, places = journal.counts, journal.rows.setdefault(name, {})
+    made = []
+    for row in filtered(rows, data.filters, counts):
+        problem = problem_of(row, data.columns, code, counts)
+        if problem is not None:
+            made.append(problem)
+            places.setdefault(problem.id, []).append((row.where, problem.gold))
+    usable = distinct(made, counts, conflicts=not code)
     if not usable:
-        name = data.path if isinstance(data, FileData) else data.id
         raise UsageError(f"{name}: no usable row ({_listed(counts)})", "check data.filters and data.columns")
     return usable
 

@@ -61,14 +61,17 @@ def filtered(rows: Iterable[Row], filters: Sequence[Filter], counts: Counter[str
         if failed is None:
             yield row
         else:
-            counts[f"dropped by the filter on {failed.column}"] += 1
+            counts[dropped_by(failed)] += 1
+
+
+def dropped_by(test: Filter) -> str:
+    """What `filtered` counts the rows under that fail this filter; two filters on one column share it."""
+    return f"dropped by the filter on {test.column}"
 
 
 def _passes(cell: Any, test: Filter) -> bool:
-    if test.equals is not None:
-        same_kind = isinstance(cell, bool) == isinstance(test.equals, bool)
-        if not same_kind or (cell.strip() if isinstance(cell, str) else cell) != test.equals:
-            return False
+    if test.equals is not None and not _is(cell, test.equals):
+        return False
     if test.minimum is not None or test.maximum is not None:
         try:
             value = float(cell)
@@ -79,6 +82,20 @@ def _passes(cell: Any, test: Filter) -> bool:
         if not low <= value <= high:
             return False
     return str(cell).strip().lower() not in {word.strip().lower() for word in test.excludes}
+
+
+def _is(cell: Any, wanted: str | float | bool) -> bool:
+    """Whether a cell is the wanted value. Text may spell a number or a truth value: in CSV there is nothing else."""
+    if isinstance(cell, str):
+        cell = cell.strip()
+        if isinstance(wanted, bool):
+            return bool(cell.lower() == str(wanted).lower())
+        if isinstance(wanted, float):
+            try:
+                return float(cell) == wanted
+            except ValueError:
+                return False
+    return isinstance(cell, bool) == isinstance(wanted, bool) and bool(cell == wanted)
 
 
 def problem_of(row: Row, columns: Columns, code: bool, counts: Counter[str]) -> Problem | None:

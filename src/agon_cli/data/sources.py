@@ -1,17 +1,15 @@
-"""Where rows come from: local JSON-lines files, the Hub, reasoning-gym. Each row is checked as it is read."""
+"""Where rows come from: the Hub and reasoning-gym; `files` has the local ones. Each row is checked as it is read."""
 
 from __future__ import annotations
 
 import difflib
-import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from agon_cli.errors import MachineError, UnreachableError, UsageError
-from agon_cli.recipe.data import GymData, HubData
+from agon_cli.recipe.data import FileData, GymData, HubData
 from agon_cli.types import seed_of
 
 TEST_COLUMNS = ("public_tests", "private_tests", "generated_tests")
@@ -26,42 +24,13 @@ class Row:
     cells: Mapping[str, Any]
 
 
-def jsonl(path: str) -> Iterator[Row]:
-    """Rows of a JSON-lines file. Blank lines are skipped; anything else that is no JSON object is refused by line."""
-    try:
-        file = Path(path).open("rb")  # noqa: SIM115  (closed below; opened here so that only opening counts as unreachable)
-    except OSError as error:
-        reason = (error.strerror or type(error).__name__).lower()
-        raise UnreachableError(
-            f"{path}: {reason}", f"data.path is taken from the working directory, {Path.cwd()}"
-        ) from error
-    with file:
-        for number, line in enumerate(file, 1):
-            where = f"{path}:{number}"
-            if number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")
-            if not line.strip():
-                continue
-            try:
-                cells = json.loads(line.decode("utf-8"), parse_constant=_no_constant, parse_float=_finite)
-            except UnicodeDecodeError as error:
-                raise UsageError(f"{where}: not UTF-8 (byte {error.start})", "save the file as UTF-8") from error
-            except (ValueError, RecursionError) as error:
-                raise UsageError(f"{where}: not JSON: {error}", "write one JSON object a line") from error
-            if not isinstance(cells, dict):
-                raise UsageError(f"{where}: not a JSON object", 'write one object a line: {"question": …, "answer": …}')
-            yield Row(where, cells)
+class NoColumn(UsageError):
+    """A column that the recipe names is not in the data."""
 
 
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text[:20]} is too large a number")
-    return value
+def missing_extra(what: str) -> MachineError:
+    """The error for a library of the `tasks` extra that is not installed."""
+    return MachineError(f"{what} needs the datasets library", "pip install 'agon-cli[tasks]'")
 
 
 def hub(data: HubData, split: str, code: bool) -> Iterator[Row]:
@@ -69,7 +38,7 @@ def hub(data: HubData, split: str, code: bool) -> Iterator[Row]:
     try:
         import datasets
     except ImportError as error:
-        raise MachineError("reading the Hub needs the datasets library", "pip install 'agon-cli[tasks]'") from error
+        raise missing_extra("reading the Hub") from error
     name, _, revision = data.id.partition("@")
     name, _, config = name.partition(":")
     try:
@@ -79,22 +48,28 @@ def hub(data: HubData, split: str, code: bool) -> Iterator[Row]:
             "split" in str(error) or "onfig" in str(error)
         ):  # it lists those that exist
             raise UsageError(
-                f"{data.id}: {_first_line(error)}", "check data.split and data.id (NAME:CONFIG@REVISION)"
+                f"{data.id}: {first_line(error)}", "check data.split and data.id (NAME:CONFIG@REVISION)"
             ) from error
         raise UnreachableError(
-            f"{data.id}: {_first_line(error)}",
+            f"{data.id}: {first_line(error)}",
             "check the name and the network; with HF_HUB_OFFLINE set only what is in the cache can be read",
         ) from error
-    needed = [*data.columns.question, data.columns.answer, *(test.column for test in data.filters)]
-    for column in needed:
-        if column not in table.column_names:
-            raise no_column(data.id, column, table.column_names)
-    extra = [column for column in TEST_COLUMNS if code and column in table.column_names]
-    for index, cells in enumerate(table.select_columns(list(dict.fromkeys([*needed, *extra])))):
+    columns = chosen_columns(data, table.column_names, data.id, code)
+    for index, cells in enumerate(table.select_columns(columns)):
         yield Row(f"{data.id} {split}[{index}]", cells)
 
 
-def _first_line(error: BaseException) -> str:
+def chosen_columns(data: FileData | HubData, known: Sequence[str], where: str, code: bool) -> list[str]:
+    """The columns a recipe reads, of those there are. Raises NoColumn where one is missing."""
+    needed = [*data.columns.question, data.columns.answer, *(test.column for test in data.filters)]
+    for column in needed:
+        if column not in known:
+            raise no_column(where, column, known)
+    return list(dict.fromkeys([*needed, *(column for column in TEST_COLUMNS if code and column in known)]))
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what a library's error says, bounded."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
@@ -114,7 +89,7 @@ def gym_entries(data: GymData, seed: int) -> list[tuple[str, str, str]]:
         entries = [task[index] for index in range(data.size)]
     except Exception as error:
         raise UsageError(
-            f"the task {data.task} refuses data.args: {_first_line(error)}", "see its configuration in reasoning-gym"
+            f"the task {data.task} refuses data.args: {first_line(error)}", "see its configuration in reasoning-gym"
         ) from error
     if any(entry["answer"] is None for entry in entries):
         raise UsageError(f"the task {data.task} gives no gold answers to check its scorer with", "choose another task")
@@ -133,9 +108,9 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def no_column(where: str, column: str, known: Iterable[str]) -> UsageError:
+def no_column(where: str, column: str, known: Iterable[str]) -> NoColumn:
     """The error for a column that is not there, with the likely one and the list."""
-    return UsageError(f"{where}: no column {column!r}", suggestion(column, list(known), "the columns are"))
+    return NoColumn(f"{where}: no column {column!r}", suggestion(column, list(known), "the columns are"))
 
 
 def suggestion(word: str, known: Collection[str], listing: str = "") -> str:

@@ -1,6 +1,6 @@
 """Recipes: YAML 1.2 files that hold every value a run depends on. Reading one loads neither torch nor transformers."""
 
-from agon_cli.recipe.data import Columns, Data, FileData, Filter, GymData, HubData, TinyData
+from agon_cli.recipe.data import Columns, Data, FileData, Filter, GymData, HubData, MixData, TinyData
 from agon_cli.recipe.engine import HF, VLLM, Engine, Server
 from agon_cli.recipe.load import differences, from_resolved, load, locate, resolved, shipped
 from agon_cli.recipe.presets import PRESETS
@@ -39,6 +39,7 @@ __all__ = [
     "HubData",
     "Lora",
     "Method",
+    "MixData",
     "Model",
     "Optim",
     "Player",

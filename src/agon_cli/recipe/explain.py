@@ -187,7 +187,8 @@ def _allowed(path: KeyPath, tree: Any) -> list[str]:
             continue
         fields = [s.model_fields[part] for s in _sections(annotation) if part in s.model_fields]
         annotation = fields[0].annotation if fields else None
-    fitting = [section for section in _sections(annotation) if _fits(section, here)]
+    sections = list(_sections(annotation))
+    fitting = [section for section in sections if len(sections) == 1 or _fits(section, here)]
     return [name for section in fitting for name in section.model_fields]
 
 
@@ -195,7 +196,7 @@ def _fits(section: type[Section], value: Any) -> bool:
     """False for a variant other than the one `value` names."""
     field = section.model_fields.get("type")
     variants = get_args(field.annotation) if field is not None else ()
-    return not (isinstance(value, dict) and len(variants) == 1 and value.get("type") != variants[0])
+    return not (isinstance(value, dict) and variants and value.get("type", "hub") not in variants)
 
 
 def _sections(annotation: Any) -> Iterator[type[Section]]:
@@ -208,4 +209,4 @@ def _sections(annotation: Any) -> Iterator[type[Section]]:
 
 
 def _variants() -> list[str]:
-    return [get_args(section.model_fields["type"].annotation)[0] for section in _sections(Data)]
+    return [name for section in _sections(Data) for name in get_args(section.model_fields["type"].annotation)]

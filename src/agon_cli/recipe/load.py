@@ -75,7 +75,7 @@ def load(source: str, overrides: Sequence[str] = ()) -> Recipe:
     found = read(path, _called(path, source))
     if found.tree is None or not isinstance(found.tree, dict):
         raise _refusal(found.faults)
-    _spell_out_method(found.tree, found)
+    _spell_out_names(found.tree, found)
     for number, text in enumerate(overrides):
         _override(found, text, number)
     return _checked(found)
@@ -149,12 +149,13 @@ def _refusal(faults: list[Fault]) -> UsageError:
     return UsageError("\n".join(lines), _HINT)
 
 
-def _spell_out_method(tree: dict[str, Any], source: Source) -> None:
-    """`method: NAME` as `method: {preset: NAME}`, so that one knob can be overridden on top of it."""
-    name = tree.get("method")
-    if isinstance(name, str):
-        tree["method"] = {"preset": name}
-        source.places[("method", "preset")] = source.place_of(("method",))
+def _spell_out_names(tree: dict[str, Any], source: Source) -> None:
+    """`method: NAME` as `method: {preset: NAME}`, so that one knob can be overridden on top of it; and `data: NAME`."""
+    for section in ("method", "data"):
+        name = tree.get(section)
+        if isinstance(name, str):
+            tree[section] = {"preset": name}
+            source.places[(section, "preset")] = source.place_of((section,))
 
 
 def _override(source: Source, text: str, number: int) -> None:
@@ -186,7 +187,7 @@ def _override(source: Source, text: str, number: int) -> None:
     for old in [old for old in source.places if old[: len(written)] == written]:
         del source.places[old]
     source.places[written] = place
-    _spell_out_method(source.tree, source)
+    _spell_out_names(source.tree, source)
 
 
 def _index(container: Any, part: str | int) -> str | int | None:
