@@ -8,6 +8,8 @@ import multiprocessing
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -135,10 +137,10 @@ def test_a_hostile_program_gets_nothing(verifier, monkeypatch, name):
 HARMFUL = {
     "endless loop": ("while True: pass", "timeout"),
     "endless loop in the parser": ("x = " + "(" * 150 + "1" + ")" * 150 + "\nwhile x: x += 1", "timeout"),
-    "allocates until refused": ("blocks = []\nwhile True: blocks.append(bytearray(2**24))", "wrong"),
+    "allocates until refused": ("import mmap\nblocks = []\nwhile True: blocks.append(mmap.mmap(-1, 2**24))", "wrong"),
     "allocates, and goes on": (
-        "blocks = []\nwhile len(blocks) < 4096:\n    try: blocks.append(bytearray(2**24))\n"
-        "    except MemoryError: break\nprint(4 if len(blocks) == 4096 else 'refused')", "wrong",
+        "import mmap\nblocks = []\nwhile len(blocks) < 4096:\n    try: blocks.append(mmap.mmap(-1, 2**24))\n"
+        "    except OSError: break\nprint(4 if len(blocks) == 4096 else 'refused')", "wrong",
     ),
     "huge output": ("import os\nwhile True: os.write(1, b'4' * 2**20)", "wrong"),
     "huge errors": ("import os\nwhile True: os.write(2, b'4' * 2**20)", "wrong"),
@@ -151,6 +153,7 @@ HARMFUL = {
     ),
     "says it passed": ("print('PASSED\\n1 passed in 0.01s\\nOK')", "wrong"),
     "kills itself": ("import os\nos.kill(os.getpid(), 11)", "wrong"),
+    "crashes": ("import ctypes\nprint(4, flush=True)\nctypes.string_at(0)", "wrong"),
     "right, then dies": ("print(4, flush=True)\nimport os\nos.abort()", "wrong"),
     "starts a shell": ("import os\nos.execv('/bin/sh', ['sh', '-c', 'sleep 30 & echo 4'])", "wrong"),
     "sleeps": ("import time\ntime.sleep(600)", "timeout"),
@@ -317,6 +320,29 @@ def test_what_is_ended_leaves_no_process_and_no_zombie(monkeypatch, adopting):
     assert one(verifier, "import time\ntime.sleep(60)").status == "timeout"
     verifier.close()
     assert children() == before
+
+
+def test_a_program_dies_with_the_run_that_started_it():
+    script = f"""
+from agon_cli.types import Problem
+from agon_cli.verifiers.code import CodeVerifier
+verifier = CodeVerifier(5.0)
+print("ready", flush=True)
+verifier.grade([(Problem("p", "q", "g", {task().meta!r}), "import time\\ntime.sleep(60)")])"""
+    run = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    assert run.stdout.readline() == "ready\n"
+    below: list[psutil.Process] = []
+    until = time.monotonic() + 20
+    while len(below) < 2 and time.monotonic() < until:  # bubblewrap and the program
+        time.sleep(0.05)
+        below = psutil.Process(run.pid).children(recursive=True)
+    assert len(below) == 2
+    run.kill()
+    run.wait()
+    run.stdout.close()
+    _, alive = psutil.wait_procs(below, timeout=10)
+    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
 
 
 def test_a_report_that_breaks_off_is_no_report(tmp_path):
