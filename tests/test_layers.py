@@ -18,7 +18,7 @@ PACKAGE = ROOT / "src" / "agon_cli"
 # The rows of the design, from what everything rests on to the command line. A letter orders modules within a row. Each
 # unit is a module or a package; what follows is every third-party import it may make, at the top or inside a function.
 ROWS: dict[str, dict[str, set[str]]] = {
-    "0": {"__init__": set(), "errors": set(), "types": set()},
+    "0": {"__init__": set(), "errors": set(), "types": set(), "families": set(), "prose": set()},
     "1": {"recipe": {"pydantic", "pydantic_core", "ruamel"}},
     "2a": {"wide": {"torch"}},
     "2b": {

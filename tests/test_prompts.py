@@ -178,3 +178,19 @@ def test_a_template_that_fails_is_the_models_fault_and_said_so(template):
     with pytest.raises(UsageError, match=r"chat template of .* fails") as caught:
         renderer(prompts, tok=byte_tokenizer(template)).plain(task("x"))
     assert "prompts.system" in caught.value.hint
+
+
+@pytest.mark.parametrize("summary", ["a plan", "```python\nprint(1)\n```", "<|im_end|>", ""])
+def test_nothing_of_a_problem_but_its_question_reaches_a_prompt(summary):
+    hidden = {"tests": {"inputs": ["SECRET-IN"], "outputs": ["SECRET-OUT"]}, "entry": "SECRET-ENTRY"}
+    asked = Problem("SECRET-ID", "Double n.", "SECRET-GOLD", hidden)
+    board = renderer(room=200)
+    for prompt in (board.plain(asked), board.rival(asked, board.shown(summary))):
+        assert "Double n." in prompt.text
+        assert "SECRET" not in prompt.text
+        assert "SECRET" not in TOK.decode(prompt.ids)
+
+
+def test_whether_a_marker_survives_the_tokenizer_is_known():
+    board = renderer()
+    assert all(board.keeps(text) for text in ("<think>", "<answer>", "####", "<|channel|>final<|message|>", "é ö"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -208,3 +209,155 @@ def test_a_hundred_kilobytes_of_anything_are_read_in_no_time(text):
             for how in ("tag", "boxed", "strict"):
                 leaks(withhold(reading, THINK, how, same), reading.answer, same)
     assert time.perf_counter() - started < 16 * 0.5, "half a second a completion"
+
+
+# ------------------------------------------------------------------------------------------- answers of several tokens
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "shown"),
+    [
+        ("(1,2)", "the point is (1, 2), clearly", f"the point is {MASK}, clearly"),
+        ("(1, 2)", "x=(1,2) or (1,3)", f"x={MASK} or (1,3)"),
+        ("[0,1)", "on [0,1) it falls", f"on {MASK} it falls"),
+        ("no solution", "there is No  solution here", f"there is {MASK} here"),
+        ("1,000", "1,000 but not 1,000,000 or 21,000 or 3,1,000", f"{MASK} but not 1,000,000 or 21,000 or 3,1,000"),
+        ("a b a", "a b a b a", f"{MASK} b a"),
+        ("a, b", "a, bc and ca, b", "a, bc and ca, b"),
+    ],
+)
+def test_strict_masks_answers_of_several_tokens_and_the_audit_sees_them(answer, text, shown):
+    reading = read(f"{text} <answer>{answer}</answer>", "", "stop", BARE)
+    assert withhold(reading, BARE, "strict", same) == shown
+    assert leaks(text, answer, same) is (shown != text)
+    assert not leaks(shown, answer, same)
+
+
+def test_a_box_in_a_box_is_opened_and_one_with_more_in_it_is_not():
+    nested = {
+        "\\boxed{\\boxed{7}}": "7",
+        "\\boxed{\\fbox{ \\boxed{7} }}": "7",
+        "\\boxed{x = \\boxed{7}}": "x = \\boxed{7}",
+    }
+    for text, answer in nested.items():
+        assert read(text, "", "stop", BARE).answer == answer
+        assert read(f"<answer>{text}</answer>", "", "stop", BARE).answer == answer
+        assert withhold(read(f"so {text}", "", "stop", BARE), BARE, "boxed", same) == f"so {MASK}"
+    assert read("\\boxed{\\boxed{7}\\boxed{8}}", "", "stop", BARE).answer == "\\boxed{7}\\boxed{8}"
+
+
+def test_a_mask_is_no_answer_that_could_leak():
+    assert not leaks(f"so {MASK} it is", MASK, same)
+
+
+# ------------------------------------------------------------------------------------------------------------ programs
+
+
+PROGRAM = "n = int(input())\nfor i in range(n):\n    if i % 2:\n        print(i * i)\n"
+FENCED = f"```python\n{PROGRAM}```"
+ANSWER = f"<answer>\n{FENCED}\n</answer>"
+PLANS = [
+    # what a draft shows, and the prose that its rival reads
+    (f"Square the odd ones.\n{ANSWER}", "Square the odd ones."),
+    (f"Square the odd ones.\n{FENCED}", "Square the odd ones."),
+    (f"Plan.\n{FENCED}\nDone.\n{ANSWER}", "Plan.\n\nDone."),
+    (f"Plan.\n{PROGRAM}\n{ANSWER}", "Plan."),
+    (f"Plan.\n{FENCED.replace('python', 'cpp')}\n{ANSWER}", "Plan."),
+    (f"Plan.\n```python\n{PROGRAM}\n{ANSWER}", "Plan."),
+    (f"Plan. ```python\n{PROGRAM}```\nDone.\n{ANSWER}", "Plan. \nDone."),
+    (f"```\n```python\n{PROGRAM}```\nDone.\n{ANSWER}", "Done."),
+    (f"Plan.\n~~~\n{PROGRAM}~~~\nDone.\n{ANSWER}", "Plan.\n\nDone."),
+    (f"Plan.\n<pre><code>\n{PROGRAM}</code></pre>\nDone.\n{ANSWER}", "Plan.\n\nDone."),
+    (f"Plan.\n<CODE>{PROGRAM}", "Plan."),
+    ("Plan.\n" + "".join(f"> {line}\n" for line in PROGRAM.split("\n")) + ANSWER, "Plan."),
+    ("Plan.\n" + "".join(f"{i}. `{line}`\n" for i, line in enumerate(PROGRAM.split("\n")[:4])) + ANSWER, "Plan."),
+    (f"First `n = int(input())`, then `gcd(a, b)`, `dp[i]`.\n{ANSWER}", f"First {MASK}, then `gcd(a, b)`, `dp[i]`."),
+    ("Plan.\n#include <iostream>\nusing namespace std;\nint main() {\n  int n;\n  cin >> n;\n  cout << n * 2;\n}\n"
+     + ANSWER, "Plan."),
+    ("So <answer>```python\nprint(1)\n```</answer> or print(1) it is", f"So  or {MASK} it is"),
+    (ANSWER, None),
+    (FENCED, None),
+    (PROGRAM, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("region", "plan"), PLANS)
+def test_the_plan_is_what_is_left_without_code(region, plan):
+    reading = read(region, "", "stop", BARE)
+    shown = withhold(reading, BARE, "plan", same)
+    assert (shown or "").split() == (plan or "").split()
+    assert (shown is None) == (plan is None)
+    assert not leaks(shown, PROGRAM, same)
+
+
+PROSE = """# Idea
+Sort the values (ascending), then walk over pairs: if a < b, keep the larger.
+
+1. Read n, then n numbers.
+2. For each of them, add it to a heap; pop while the sum is over k.
+   - while there are stones left: take two
+   - else: the answer is -1
+- Complexity: O(n log n)
+- Note: overflow is no issue; f(x) = f(x-1) + 1 by induction, so the result is n*(n-1)/2.
+"""
+
+
+def test_prose_with_signs_in_it_stays_prose():
+    assert withhold(read(PROSE + ANSWER, "", "stop", BARE), BARE, "plan", same) == PROSE.strip()
+
+
+def test_plan_and_code_shows_both_without_the_markers():
+    reading = read(f"Plan.\n{ANSWER}", "", "stop", BARE)
+    shown = withhold(reading, BARE, "plan+code", same)
+    assert shown == f"Plan.\n \n{FENCED}"
+    assert leaks(shown, PROGRAM, same), "and the leak rate says so"
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        PROGRAM,
+        f"As I said:\n{PROGRAM}.",
+        PROGRAM.replace("    ", "\t").replace("\n", "\n\n"),
+        "".join(f"> {line}  # why\n" for line in PROGRAM.split("\n")),
+        "First n = int(input()), then for i in range(n): and inside if i % 2: finally print(i * i).",
+    ],
+)
+def test_a_program_that_can_be_read_off_is_a_leak(shown):
+    assert leaks(shown, PROGRAM, same)
+    assert not leaks(shown.replace("print", "show"), PROGRAM, same)
+
+
+CODE_PIECES = st.sampled_from(
+    [
+        *("```", "```python", "\n", "~~~", "`", "print(SECRET)", "x = SECRET()", "<code>", "</code>", "<pre>", "> "),
+        *("1. ", "    ", "plan", "<answer>", "</answer>", "\\", "'", '"""', "(", "# "),
+    ]
+)
+
+
+@given(st.lists(CODE_PIECES, max_size=12).map("".join))
+@settings(max_examples=600, deadline=None)
+def test_no_arrangement_of_fences_shows_the_answers_program(pieces):
+    reading = read(f"{pieces}\n<answer>```python\nprint(SECRET)\n```</answer>", "", "stop", BARE)
+    shown = withhold(reading, BARE, "plan", same) or ""
+    assert not re.search(r"(?<!\w)print\(SECRET\)", shown)
+    assert not leaks(shown, "print(SECRET)", same)
+    assert "<answer>" not in shown
+
+
+CODE_HUGE = [
+    *("`" * 100_000, "```\n" * 25_000, "x = (\n" * 16_000, "a\n" * 50_000, "<code" * 20_000, "int a " * 16_000),
+    *("f(" * 50_000, "f()\n" * 25_000, "> " * 50_000, "-" * 100_000, "x=1;" * 25_000, "`x`" * 33_000),
+    *("\n".join(f"x{i} = {i}" for i in range(8_000)), "\\d = '\\d'\n" * 10_000, "not " * 25_000),
+    *("[" * 299 + "\n" + "-" * 298 + "1", "\n".join(["int a" + " a" * 147] * 333), "\n".join(["f(" * 149] * 333)),
+]
+
+
+@pytest.mark.parametrize("text", CODE_HUGE, ids=[ascii(text[:12]) for text in CODE_HUGE])
+def test_a_hundred_kilobytes_of_code_are_removed_in_no_time(text):
+    started = time.perf_counter()
+    for suffix in ("", f"<answer>{text[:50_000]}</answer>"):
+        reading = read(text + suffix, "", "stop", BARE)
+        leaks(withhold(reading, BARE, "plan", same), reading.answer, same)
+    assert time.perf_counter() - started < 2 * 1.5

@@ -11,7 +11,8 @@ from typing import Any
 
 from agon_cli import data, engines, verifiers
 from agon_cli.data import Splits
-from agon_cli.errors import GuardError, UsageError
+from agon_cli.errors import UsageError
+from agon_cli.families import left_open, perfect
 from agon_cli.policy import Policy
 from agon_cli.prompts import Renderer
 from agon_cli.ranks import ALONE, Ranks
@@ -20,7 +21,8 @@ from agon_cli.rollout import Arena
 from agon_cli.sharding import shard
 from agon_cli.summaries import read, withhold
 from agon_cli.types import Problem
-from agon_cli.verifiers import Verifier
+from agon_cli.verifiers import Verifier, judge
+from agon_cli.verifiers.code import SAMPLE
 
 
 @dataclass(frozen=True)
@@ -120,22 +122,40 @@ def _fits(problem: Problem, renderers: dict[str, Renderer], limit: int) -> bool:
 
 
 def _check_full_marks(recipe: Recipe, renderers: dict[str, Renderer], verifier: Verifier, problem: Problem) -> None:
-    """A perfect answer, written as the recipe asks, must survive template, splitter, format term and summary; otherwise
-    a whole run would be paid nothing for doing right."""
-    fmt = recipe.format
+    """A perfect answer, written as the recipe asks, must get full marks through template, tokenizer, splitter, format
+    term, summary and verifier; otherwise a whole run would be paid nothing for doing right. Raises UsageError that says
+    where it fails."""
+    problem = SAMPLE if recipe.verifier.type == "code" else problem
     for name, renderer in renderers.items():
-        prefill = renderer.plain(problem).prefill
-        thought = ""
-        if fmt.think is not None and fmt.think[1] not in prefill:
-            opened = prefill.count(fmt.think[0]) > 0
-            thought = f"{'' if opened else fmt.think[0]} thinking {fmt.think[1]} "
-        text = f"{thought}a summary {fmt.answer[0]} {problem.gold} {fmt.answer[1]}"
-        reading = read(text, prefill, "stop", fmt)
-        if not reading.well_formed or withhold(reading, fmt, "tag", verifier.equal) is None:
-            raise GuardError(
-                f"player {name}: a perfect completion would not get the format term with this template and markers",
+        lost = _mark_lost(recipe, renderer, verifier, problem)
+        if lost:
+            raise UsageError(
+                f"player {name}: a perfect completion would not get full marks with this template and these markers: "
+                f"{lost}",
                 "check format.think and format.answer against the model's chat template (prompts.template_args)",
             )
+
+
+def _mark_lost(recipe: Recipe, renderer: Renderer, verifier: Verifier, problem: Problem) -> str:
+    """Why a perfect completion of the problem would not get full marks; empty when it does."""
+    fmt, how = recipe.format, recipe.summary.withhold
+    for marker in filter(None, (*(fmt.think or ()), *fmt.answer)):
+        if not renderer.keeps(marker):
+            return f"the tokenizer cannot write the marker {marker!r}"
+    prefill = renderer.plain(problem).prefill
+    if opened := left_open(prefill, fmt.think):
+        return f"the template opens a block of reasoning with {opened!r}, which these markers do not close"
+    reading = read(perfect(fmt.think, fmt.answer, prefill, problem.gold), prefill, "stop", fmt)
+    if reading.region is None:
+        return f"after what the template writes for the assistant, {prefill!r}, its reasoning never ends"
+    if not reading.well_formed:
+        return f"it fails the format term after what the template writes for the assistant, {prefill!r}"
+    if withhold(reading, fmt, how if how.startswith("plan") else "tag", verifier.equal) is None:
+        return "nothing of it is left for a rival to read"
+    verdict = judge(verifier, [problem], [reading])[0]
+    if verdict.correct or verdict.masked:  # a grader at fault is counted, and stops the run, where it grades
+        return ""
+    return f"its answer is graded {verdict.status} ({verdict.detail})"
 
 
 def _digest(value: Any) -> str:

@@ -49,6 +49,11 @@ class Renderer:
         empty = self._render(self.prompts.rival, {"problem": problem.question, "summary": ""})
         return max(len(empty.ids) + self.summary_tokens, len(self.plain(problem).ids))
 
+    def keeps(self, marker: str) -> bool:
+        """Whether the tokenizer can write a marker that is read in decoded text, white space aside."""
+        decoded = str(self.tokenizer.decode(self.tokenizer(marker, add_special_tokens=False)["input_ids"]))
+        return "".join(decoded.split()) == "".join(marker.split())
+
     def _cut(self, summary: str) -> str:
         ids = self.tokenizer(summary, add_special_tokens=False)["input_ids"]
         if len(ids) <= self.summary_tokens:

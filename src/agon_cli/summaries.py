@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from agon_cli.prose import prose
 from agon_cli.recipe.schema import Format
 from agon_cli.types import FinishReason
 
 MASK = "[...]"
+_NESTED = 8
+"""Boxes directly inside a box that are opened for the answer."""
+_TOKENS = re.compile(r"\w+|[^\w\s]")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _CANDIDATES = re.compile(r"\$[^$\n]{1,200}\$|\\\([^\n]{1,200}?\\\)|[^\s,;:()=]+")
 
@@ -107,19 +112,31 @@ def _answer(region: str, spans: list[tuple[int, int]], fmt: Format) -> str | Non
     text = _inside(region, spans[-1], fmt) if spans else region
     boxed = boxes(text)
     if boxed and (not spans or (boxed[-1][0] == 0 and boxed[-1][1] == len(text))):
-        return boxed[-1][2] or None
+        return _unboxed(boxed[-1][2]) or None
     return (text or None) if spans else None
+
+
+def _unboxed(text: str) -> str:
+    for _ in range(_NESTED):
+        inner = boxes(text)
+        if len(inner) != 1 or (inner[0][0], inner[0][1]) != (0, len(text)):
+            break
+        text = inner[0][2]
+    return text
 
 
 def withhold(reading: Reading, fmt: Format, how: str, equal: Callable[[str, str], bool]) -> str | None:
     """The summary: the region without its final answer; None where nothing is left to read.
 
     `tag` drops every answer tag with its inside, an unclosed one to the end of the text; `boxed` also masks every box;
-    `strict` also masks every span that `equal` holds for the final answer.
+    `strict` also masks every span that `equal` holds for the final answer, and the answer's own text. `plan` drops the
+    tags, then all code and every repetition of the answer's text; `plan+code` drops the markers alone.
     """
     if reading.region is None:
         return None
     start, stop = fmt.answer
+    if how == "plan+code":
+        return reading.region.replace(start, " ").replace(stop or start, " ").strip() or None
     kept, position = [], 0
     for begin, end in _tags(reading.region, start, stop):
         kept.append(reading.region[position:begin])
@@ -130,9 +147,17 @@ def withhold(reading: Reading, fmt: Format, how: str, equal: Callable[[str, str]
         text = text.replace(stop, " ").partition(start)[0]
     if how in ("boxed", "strict"):
         text = _mask_boxes(text)
+    if how == "plan":
+        text = prose(text, MASK)
+    if how in ("strict", "plan") and reading.answer is not None:
+        # What stands in the answer's fence is the answer; the fence is not.
+        answer = "\n".join(line for line in reading.answer.split("\n") if not line.strip().startswith("```"))
+        for begin, end in reversed(_copies(text, answer)):
+            text = text[:begin] + MASK + text[end:]
     if how == "strict" and reading.answer is not None:
         answer = reading.answer
-        text = _CANDIDATES.sub(lambda match: _masked(match.group(), answer, equal), text)
+        pieces = [_CANDIDATES.sub(lambda match: _masked(match.group(), answer, equal), p) for p in text.split(MASK)]
+        text = MASK.join(pieces)
     text = text.strip()
     return text if text.replace(MASK, "").strip() else None
 
@@ -158,12 +183,46 @@ def _tells(span: str, answer: str, equal: Callable[[str, str], bool]) -> bool:
 
 
 def leaks(summary: str | None, answer: str | None, equal: Callable[[str, str], bool]) -> bool:
-    """Whether the final answer can still be read off a summary: as a span of its own, or, where it is several words or
-    lines, as its very text."""
+    """Whether the final answer can still be read off a summary: as a span of its own, or, where it is more than one
+    word, as its very text, or as its lines with other text between them."""
     if summary is None or answer is None:
         return False
-    words = answer.split()
-    if len(words) > 1 and " ".join(words) in " ".join(summary.split()):
+    pieces = summary.split(MASK)
+    if any(_copies(piece, answer) for piece in pieces):
         return True
-    spans = dict.fromkeys(match.group() for match in _CANDIDATES.finditer(summary))
+    lines = {_words(line) for line in answer.split("\n") if len(_TOKENS.findall(line)) > 1}
+    if len(lines) > 1:
+        read_off = [_words(piece) for piece in pieces]
+        if all(any(line in words for words in read_off) for line in lines):
+            return True
+    spans = dict.fromkeys(match.group() for piece in pieces for match in _CANDIDATES.finditer(piece))
     return any(_tells(span, answer, equal) for span in spans)
+
+
+def _words(text: str) -> str:
+    """The tokens of a text without their case, each between line feeds: white space stands in no token."""
+    return "\n" + "".join(token.casefold() + "\n" for token in _TOKENS.findall(text))
+
+
+def _copies(text: str, part: str) -> list[tuple[int, int]]:
+    """Where the text repeats `part` token by token, whatever the white space and the case: spans in order, none inside
+    another. A part that `_CANDIDATES` finds whole is left to it. About linear in both lengths."""
+    if not re.search(r"[\s,;:()=]", part.strip()):
+        return []
+    words, needle = _words(text), _words(part)
+    at = words.find(needle)
+    if at < 0 or len(needle) == 1:
+        return []
+    places = list(_TOKENS.finditer(text))
+    starts, length = [], 0
+    for place in places:
+        starts.append(length)
+        length += len(place.group().casefold()) + 1
+    spans: list[tuple[int, int]] = []
+    while at >= 0:
+        first = bisect_left(starts, at)
+        begin, end = places[first].start(), places[first + needle.count("\n") - 2].end()
+        if not (re.match(r"[.,]\d", text[end : end + 2]) or re.match(r"\d[.,]", text[max(0, begin - 2) : begin])):
+            spans.append((begin, end))  # else the part is a number's beginning or end, such as 1,000 in 1,000,000
+        at = words.find(needle, at + len(needle) - 1)
+    return spans

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from agon_cli.families import FAMILIES
 from agon_cli.recipe.data import Data
 from agon_cli.recipe.engine import HF, Engine
 from agon_cli.recipe.presets import PRESETS
@@ -157,16 +158,28 @@ class Format(Section):
     """How a completion is read."""
 
     think: Annotated[tuple[Marker, Marker], Field(strict=False)] | None = ("<think>", "</think>")
-    """Markers around the private reasoning; null for models that write none."""
+    """Markers around the private reasoning, or the family of models that has them: think, mistral, gemma or harmony
+    (gpt-oss). null, or the family none, for models that write no reasoning."""
     answer: Annotated[tuple[Marker, str], Field(strict=False)] = ("<answer>", "</answer>")
     """Markers around the final answer. An empty second marker means the end of the line, as in ["####", ""]."""
+
+    @field_validator("think", mode="before")
+    @classmethod
+    def markers_of_the_family(cls, given: Any) -> Any:
+        """A family's name stands for its markers."""
+        if not isinstance(given, str):
+            return given
+        if given not in FAMILIES:
+            raise ValueError(f"no family of models is called {given[:40]!r}: take one of {', '.join(FAMILIES)}")
+        return FAMILIES[given].think
 
 
 class Summary(Section):
     """What of a draft the rival gets to read."""
 
-    withhold: Literal["tag", "boxed", "strict"] = "boxed"
-    """Drop the answer tag; also mask \\boxed{}; also mask every span equal to the final answer."""
+    withhold: Literal["tag", "boxed", "strict", "plan", "plan+code"] = "boxed"
+    """Drop the answer tag; also mask \\boxed{}; also mask every span equal to the final answer. Where programs are the
+    answers: plan (there the default) keeps the prose and removes all code, plan+code shows both."""
     max_tokens: int = Field(1024, ge=1)
     """Room reserved for it in the challenger's prompt; a longer summary is cut at its end."""
 
@@ -291,6 +304,17 @@ class Recipe(Section):
         """`engine.batch_tokens=N` alone means the default engine's."""
         return {"type": "hf"} | given if isinstance(given, dict) else given
 
+    @model_validator(mode="before")
+    @classmethod
+    def a_program_is_not_shown_unasked(cls, given: Any) -> Any:
+        """Where programs are graded, a summary is the plan alone unless the recipe says otherwise."""
+        if not isinstance(given, dict) or not isinstance(given.get("verifier"), dict):
+            return given
+        summary = given.get("summary", {})
+        if given["verifier"].get("type") != "code" or not isinstance(summary, dict):
+            return given
+        return given | {"summary": {"withhold": "plan"} | summary}
+
     @model_validator(mode="after")
     def parts_agree(self) -> Recipe:
         """A method with a rival needs one, another problem's draft another problem, a task's own scorer that task."""
@@ -300,6 +324,10 @@ class Recipe(Section):
             raise _disagreement("rollout.problems", "exchange 'shuffled' reads another problem's draft: take 2 or more")
         if self.verifier.type == "reasoning_gym" and self.data.type != "reasoning_gym":
             raise _disagreement("verifier.type", "reasoning_gym scores only problems of data.type reasoning_gym")
+        if (self.verifier.type == "code") != self.summary.withhold.startswith("plan"):
+            wanted = "plan or plan+code" if self.verifier.type == "code" else "tag, boxed or strict"
+            message = f"{self.summary.withhold!r} does not fit verifier.type {self.verifier.type}: take {wanted}"
+            raise _disagreement("summary.withhold", message)
         return self
 
     @property

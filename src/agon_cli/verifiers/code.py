@@ -12,10 +12,12 @@ import math
 import os
 import platform
 import shutil
+import signal
 import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,18 +34,31 @@ MEMORY, OUTPUT, SCRATCH = 1024 * 2**20, 16 * 2**20, 64 * 2**20
 LONGEST = 200_000
 """Characters of a program."""
 WALL_FACTOR, WALL_EXTRA = 4.0, 10.0
-"""Wall-clock cap: so many times the CPU limit, plus seconds. It only ends what sleeps; CPU time decides, so that a busy
-machine changes no verdict."""
+"""Cap on idle time: so many times the CPU limit, plus seconds, in which a program neither computes nor waits for a
+processor. It only ends what sleeps; CPU time decides, so that a busy machine changes no verdict."""
 TOLERANCE = 1e-6
 """Absolute or relative, for tokens expected with a decimal point."""
 
 _LANGUAGES = ("", "python", "python3", "py", "py3")
-_CPU_EXITS = (128 + 24, 128 + 9)
-"""SIGXCPU, and the SIGKILL that follows where it is ignored."""
+_OUT_OF_TIME = 128 + 9
+"""What the kernel kills with at the CPU limit. A program is process 1 of its own and ignores the gentler SIGXCPU."""
 _LIMITS = (
     "ulimit -c 0 && ulimit -f {output} && ulimit -v {memory} && ulimit -n 64 && "
-    'ulimit -S -t {soft} && ulimit -H -t {hard} && exec "$@"'
+    'ulimit -t {seconds} && {{ ulimit -S -s 65536 || :; }} 2>/dev/null && exec "$@"'
 )
+# Python without `site`, so that no installed package changes a verdict; programs expect these two of its names.
+_START = """import builtins, _sitebuiltins
+builtins.exit = builtins.quit = _sitebuiltins.Quitter("exit", "")
+del builtins, _sitebuiltins
+exec(compile(open("/box/main.py", "rb").read(), "/box/main.py", "exec", dont_inherit=True))"""
+
+SAMPLE = Problem(
+    "sample",
+    "Double the number.",
+    "```python\nprint(int(input()) * 2)\n```",
+    {"tests": {"inputs": ["2"], "outputs": ["4"]}},
+)
+"""A problem whose gold, unlike those of data sets, is a program: what a run tries its graders on."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +69,7 @@ class Ran:
     output: bytes
     errors: bytes
     slept: bool
-    """It was ended by the wall-clock cap."""
+    """It was ended by the cap on idle time."""
 
 
 def program_in(region: str) -> str | None:
@@ -100,13 +115,16 @@ class CodeVerifier:
         self._threads: ThreadPoolExecutor | None = None
 
     def extract(self, reading: Reading) -> str | None:
-        """The program in the last fenced block of the region."""
-        return None if reading.region is None else program_in(reading.region)
+        """The program in the last fenced block of the final answer, else of the region."""
+        if reading.region is None:
+            return None
+        return program_in(reading.answer or "") or program_in(reading.region)
 
     def grade(self, items: Sequence[tuple[Problem, str]]) -> list[Verdict]:
         """One verdict per item, in order."""
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(max_workers=os.cpu_count() or 1, thread_name_prefix="sandbox")
+            size = len(os.sched_getaffinity(0))
+            self._threads = ThreadPoolExecutor(max_workers=size, thread_name_prefix="sandbox")
         return list(self._threads.map(lambda item: self._verdict(*item), items))
 
     def _verdict(self, problem: Problem, program: str) -> Verdict:
@@ -125,7 +143,7 @@ class CodeVerifier:
                     ran = self._sandbox.run(path, given)
                 except OSError as error:
                     return Verdict("grader_error", program, f"{where}: {error}")
-                if ran.slept or ran.exit_status in _CPU_EXITS:
+                if ran.slept or ran.exit_status == _OUT_OF_TIME:
                     return Verdict("timeout", program, f"{where}: out of time")
                 if ran.exit_status is None:
                     return Verdict("grader_error", program, f"{where}: the sandbox did not run it")
@@ -156,12 +174,11 @@ class Sandbox:
             raise MachineError(
                 "verifier.type code runs programs in bubblewrap, which is not here", "apt-get install bubblewrap"
             )
-        seconds = math.ceil(timeout)
-        limits = _LIMITS.format(output=OUTPUT // 512, memory=MEMORY // 1024, hard=seconds + 1, soft=seconds)
+        limits = _LIMITS.format(output=OUTPUT // 512, memory=MEMORY // 1024, seconds=math.ceil(timeout))
         python = os.path.realpath(sys.executable)
-        options = ("-I", "-S", "-B", "-X", "utf8", "-X", "int_max_str_digits=0")
+        options = ("-s", "-S", "-B", "-X", "utf8", "-X", "int_max_str_digits=0")
         self._before = (found, *_isolation())
-        self._after = ("--remount-ro", "/", "/bin/sh", "-c", limits, "sh", python, *options, "/box/main.py")
+        self._after = ("--remount-ro", "/", "/bin/sh", "-c", limits, "sh", python, *options, "-c", _START)
         self._wall = timeout * WALL_FACTOR + WALL_EXTRA
         self._filter = _system_call_filter()
         self._check()
@@ -178,15 +195,25 @@ class Sandbox:
             channels = ["--seccomp", str(fds[0]), "--json-status-fd", str(fds[1])]
             command = [*self._before, *channels, "--ro-bind", str(program), "/box/main.py", *self._after]
             pipes: dict[str, Any] = {"stdin": stdin, "stdout": stdout, "stderr": stderr, "env": {}, "pass_fds": fds}
-            slept = False
+            process = subprocess.Popen(command, **pipes)
             try:
-                subprocess.run(command, **pipes, timeout=self._wall, check=False)
-            except subprocess.TimeoutExpired:  # run() has killed and reaped bubblewrap, and its namespaces went with it
-                slept = True
-            for file in (stdout, stderr, status):
-                file.seek(0)
-            exits = [json.loads(line).get("exit-code") for line in status.read().splitlines() if line.strip()]
-            return Ran(exits[-1] if exits else None, stdout.read(OUTPUT), stderr.read(2000), slept)
+                slept = not self._ends(process, fds[1])
+            finally:
+                if process.poll() is None:
+                    _end(process, _reported(fds[1], "child-pid"))
+            stdout.seek(0)
+            stderr.seek(0)
+            return Ran(_reported(fds[1], "exit-code"), stdout.read(OUTPUT), stderr.read(2000), slept)
+
+    def _ends(self, process: subprocess.Popen[bytes], status: int) -> bool:
+        """Wait for it; False once it has been idle for too long."""
+        start, left = time.monotonic(), self._wall
+        while left > 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(left, 0.05))
+                return True
+            left = self._wall - (time.monotonic() - start) + _busy(process.pid, _reported(status, "child-pid"))
+        return False
 
     def _check(self) -> None:
         with tempfile.TemporaryDirectory(prefix="agon-program-") as folder:
@@ -201,9 +228,44 @@ class Sandbox:
             )
 
 
+def _reported(status: int, key: str) -> int | None:
+    """The last value that bubblewrap reported under a key, in the file behind `status`. The file position, which
+    bubblewrap shares, stays where it is."""
+    value = None
+    for line in os.pread(status, 10_000, 0).splitlines():
+        with contextlib.suppress(ValueError):  # a line that it was ended in the middle of
+            value = json.loads(line).get(key, value)
+    return value
+
+
+def _busy(outer: int, program: int | None) -> float:
+    """Seconds that bubblewrap and the program have each computed or waited for a processor, by the busiest thread of
+    each; 0 where the kernel does not tell."""
+    total = 0
+    for process in filter(None, (outer, program)):
+        with contextlib.suppress(OSError, ValueError):
+            threads = Path(f"/proc/{process}/task").glob("*/schedstat")
+            total += max(sum(map(int, thread.read_text().split()[:2])) for thread in threads)
+    return total / 1e9
+
+
+def _end(process: subprocess.Popen[bytes], program: int | None) -> None:
+    """Kill the sandbox and reap it. The program goes first, so that bubblewrap, still there, reaps it; the other way
+    round it would be left to whoever adopts orphans, if anyone does."""
+    if program is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(program, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(5.0)
+    process.kill()
+    process.wait()
+
+
 def _isolation() -> list[str]:
     """bubblewrap's options: every namespace its own, only the system's libraries and this Python to read."""
-    options = ["--unshare-all", "--unshare-user", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
+    # As process 1, the program is bubblewrap's own child, which it reaps; an init between the two would be left behind
+    # as a zombie by every run where nobody reaps orphans, as in many containers.
+    options = ["--as-pid-1", "--unshare-all", "--unshare-user", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
     options += ["--die-with-parent", "--new-session", "--hostname", "box", "--ro-bind", "/usr", "/usr"]
     for name in ("/bin", "/lib", "/lib32", "/lib64"):
         if os.path.islink(name):
@@ -215,16 +277,18 @@ def _isolation() -> list[str]:
     if not prefix.startswith("/usr/") and prefix != "/usr":
         options += ["--ro-bind", prefix, prefix]
     options += ["--dev", "/dev", "--remount-ro", "/dev", "--size", str(SCRATCH), "--tmpfs", "/box"]
-    return [*options, "--chdir", "/box"]
+    return [*options, "--chdir", "/box", "--setenv", "PYTHONHASHSEED", "0"]  # sets print in the same order every time
 
 
 def _system_call_filter() -> bytes:
-    """A seccomp program that refuses new processes (threads are allowed), new namespaces and the kernel's odder doors.
+    """A seccomp program that refuses new processes (threads are allowed), new namespaces, memory that no limit counts
+    (shared segments, queues, files in memory) and the kernel's odder doors.
 
     A limit on the number of processes would not do: the kernel does not apply it to root. Sources: seccomp(2) and the
     system call tables of the two architectures.
     """
     machine = platform.machine()
+    uncounted = {"x86_64": (29, 64, 68, 240, 319, 447), "aarch64": (180, 186, 190, 194, 279, 447)}
     tables = {
         "x86_64": (0xC000003E, 56, (57, 58, 101, 165, 246, 248, 249, 250, 272, 298, 308, 321, 323, 425)),
         "aarch64": (0xC00000B7, 220, (40, 97, 104, 117, 217, 218, 219, 241, 268, 280, 282, 425)),
@@ -243,7 +307,7 @@ def _system_call_filter() -> bytes:
         (equal, 0, 1, clone3), (give, 0, 0, no_such_call),  # libc then falls back to clone
         (equal, 0, 4, clone), (load, 0, 0, 16), (any_bit, 0, 1, thread), (give, 0, 0, allow), (give, 0, 0, refuse),
     ]  # fmt: skip
-    for call in refused:
+    for call in refused + uncounted[machine]:
         rules += [(equal, 0, 1, call), (give, 0, 0, refuse)]
     rules.append((give, 0, 0, allow))
     return b"".join(struct.pack("HBBI", *rule) for rule in rules)
