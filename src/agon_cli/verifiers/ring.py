@@ -21,12 +21,25 @@ LARGEST_RADICAND = 10**7
 
 Monomial = tuple[int, tuple[tuple[str, int], ...]]
 Sum = dict[Monomial, Fraction]
-_UNIT: Monomial = (1, ())
-_ONE: Sum = {_UNIT: Fraction(1)}
+UNIT: Monomial = (1, ())
+ONE: Sum = {UNIT: Fraction(1)}
 
 
 class Unreadable(Exception):
     """The text is outside what is compared exactly here, or costs too much."""
+
+
+class Applied(str):
+    """A letter that stands for a function's value: the letters within, and its values at the sample points."""
+
+    letters: frozenset[str]
+    values: tuple[complex, ...]
+
+    def __new__(cls, name: str, letters: frozenset[str], values: tuple[complex, ...]) -> Applied:
+        """A letter of that name."""
+        made = super().__new__(cls, name)
+        made.letters, made.values = letters, values
+        return made
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,28 +51,43 @@ class Formula:
 
     @property
     def letters(self) -> frozenset[str]:
-        """The letters that occur, π, e and the imaginary unit left out."""
-        found = {letter for part in (self.above, self.below) for _, powers in part for letter, _ in powers}
-        return frozenset(found - {"pi", "e", "i"})
+        """The letters that occur, also within functions; π, e and the imaginary unit left out."""
+        within = [name.letters if isinstance(name, Applied) else {name} for name in self._names]
+        return frozenset().union(*within) - {"pi", "e", "i"}
+
+    @property
+    def applies(self) -> bool:
+        """Whether a function occurs."""
+        return any(isinstance(name, Applied) for name in self._names)
+
+    @property
+    def _names(self) -> set[str]:
+        return {name for part in (self.above, self.below) for _, powers in part for name, _ in powers}
 
     @property
     def rational(self) -> Fraction | None:
         """The value where it is plainly a rational number."""
-        if set(self.above) <= {_UNIT} and set(self.below) == {_UNIT}:
-            return self.above.get(_UNIT, Fraction(0)) / self.below[_UNIT]
+        if set(self.above) <= {UNIT} and set(self.below) == {UNIT}:
+            return self.above.get(UNIT, Fraction(0)) / self.below[UNIT]
         return None
 
     @property
     def is_sum(self) -> bool:
         """Whether nothing but a rational number divides it."""
-        return set(self.below) == {_UNIT}
+        return set(self.below) == {UNIT}
 
     @property
     def is_linear(self) -> bool:
         """Whether it is a sum of rational multiples of single letters, and a rational number."""
-        return self.is_sum and all(
-            root == 1 and sum(power for _, power in powers) <= 1 and not {name for name, _ in powers} & {"pi", "e", "i"}
-            for root, powers in self.above
+        return (
+            not self.applies
+            and self.is_sum
+            and all(
+                root == 1
+                and sum(power for _, power in powers) <= 1
+                and not {name for name, _ in powers} & {"pi", "e", "i"}
+                for root, powers in self.above
+            )
         )
 
     def factor_to(self, other: Formula) -> Fraction | None:
@@ -67,7 +95,7 @@ class Formula:
         if not self.is_sum or not other.is_sum or self.above.keys() != other.above.keys():
             return None
         factors = {other.above[monomial] / factor for monomial, factor in self.above.items()}
-        return factors.pop() * self.below[_UNIT] / other.below[_UNIT] if len(factors) == 1 else None
+        return factors.pop() * self.below[UNIT] / other.below[UNIT] if len(factors) == 1 else None
 
     def __eq__(self, other: object) -> bool:
         """Equal as formulas. Raises Unreadable where finding out costs too much."""
@@ -117,12 +145,12 @@ def number(value: Fraction | int) -> Formula:
     """The formula of a rational number."""
     value = Fraction(value)
     _small(value)
-    return Formula({_UNIT: value} if value else {}, _ONE)
+    return Formula({UNIT: value} if value else {}, ONE)
 
 
 def letter(name: str) -> Formula:
     """The formula of one letter."""
-    return Formula({(1, ((name, 1),)): Fraction(1)}, _ONE)
+    return Formula({(1, ((name, 1),)): Fraction(1)}, ONE)
 
 
 def root(of: Formula, degree: int = 2) -> Formula:
@@ -133,7 +161,7 @@ def root(of: Formula, degree: int = 2) -> Formula:
     if degree > 2:
         return number(Fraction(_whole_root(value.numerator, degree), _whole_root(value.denominator, degree)))
     outside, inside = _square_out(abs(value.numerator) * value.denominator)
-    result = Formula({(inside, ()): Fraction(outside, value.denominator)} if value else {}, _ONE)
+    result = Formula({(inside, ()): Fraction(outside, value.denominator)} if value else {}, ONE)
     return result * letter("i") if value < 0 else result
 
 
@@ -179,7 +207,7 @@ def _plus(a: Sum, b: Sum) -> Sum:
 
 
 def _times(a: Sum, b: Sum) -> Sum:
-    if b == _ONE:
+    if b == ONE:
         return a
     if len(a) * len(b) > MOST_PRODUCTS:
         raise Unreadable("many terms")

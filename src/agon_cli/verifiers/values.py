@@ -8,47 +8,21 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import lru_cache
-from math import comb, factorial
 from typing import Literal
 
-from agon_cli.verifiers import ring
+from agon_cli.verifiers import functions
+from agon_cli.verifiers.reader import Reader
 from agon_cli.verifiers.ring import Formula, Unreadable
 
 LONGEST = 300
 """Characters of a text that is read here."""
-DEEPEST = 12
 MOST_PARTS = 32
-LARGEST_FACTORIAL = 150
 
-_TOKEN = re.compile(
-    r"\s*(?:(?P<number>[0-9]+(?:\.[0-9]+)?|\.[0-9]+)|(?P<command>\\[A-Za-z]+)|(?P<letter>[A-Za-z])|(?P<sign>.))", re.S
-)
-_GREEK = frozenset(
-    f"\\{name}"
-    for name in (
-        "alpha",
-        "beta",
-        "gamma",
-        "delta",
-        "theta",
-        "lambda",
-        "mu",
-        "nu",
-        "rho",
-        "sigma",
-        "tau",
-        "phi",
-        "omega",
-    )
-)
-_SUBSCRIPT = re.compile(r"_(?:([0-9A-Za-z])|\{([0-9A-Za-z]{1,8})\})")
 _STYLE = re.compile(r"\\[,;:! ]|\\(?:left|right|displaystyle|quad|qquad)(?![A-Za-z])|~|\\\$")
 _WORD_COMMA = re.compile(r",?\s*(?:\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<![\\A-Za-z])(?:and|or)(?![A-Za-z]))")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _WORD = re.compile(r"[A-Za-z]{3,}|(?<![A-Za-z])(?![abckmnpqrstxyz]{2})[A-Za-z]{2}(?![A-Za-z])")
-_FUNCTIONS = frozenset("fghpquvyFGHPQT")
 _MATRIX = re.compile(r"\\begin\{([pb]?matrix)\}(.*)\\end\{\1\}", re.S)
 _NAMED = re.compile(r"([A-Za-z](?:_(?:[0-9A-Za-z]|\{[0-9A-Za-z]{1,8}\}))?)\s*(?:=|\\in(?![A-Za-z]))(.*)", re.S)
 _THOUSANDS = re.compile(r"(?<![0-9])[0-9]{1,3},[0-9]{3}(?![0-9])")
@@ -114,7 +88,7 @@ def _value(text: str) -> Value:
 
 def _relation(text: str) -> Value:
     signs = _RELATION.findall(text)
-    left, right = (_Reader(side).formula() for side in _RELATION.split(text, maxsplit=1))
+    left, right = (Reader(side).formula() for side in _RELATION.split(text, maxsplit=1))
     difference = right - left if signs[0] in (">", "\\ge", "\\geq") else left - right
     if not difference.letters or not difference.is_sum:
         raise Unreadable("a relation that says nothing, or of quotients")
@@ -171,7 +145,7 @@ def _parts(texts: Sequence[str]) -> tuple[Part, ...]:
 def _part(text: str) -> Part:
     text = text.strip()
     infinite = re.fullmatch(r"([+-]?)\s*\\infty", text)
-    return f"{infinite[1] or '+'}oo" if infinite else _Reader(text).formula()
+    return f"{infinite[1] or '+'}oo" if infinite else Reader(text).formula()
 
 
 def split(text: str) -> list[str]:
@@ -186,172 +160,6 @@ def split(text: str) -> list[str]:
     if len(pieces) > MOST_PARTS:
         raise Unreadable("many parts")
     return pieces
-
-
-class _Reader:
-    """A formula read from left to right; every doubt raises Unreadable."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._at = 0
-        self._depth = 0
-
-    def formula(self) -> Formula:
-        """All of the text as one formula."""
-        result = self._sum()
-        if self._peek()[1]:
-            raise Unreadable("something is left over")
-        return result
-
-    def _peek(self) -> tuple[str, str]:
-        match = _TOKEN.match(self._text, self._at)
-        if match is None or not match.group().strip():
-            return "", ""
-        assert match.lastgroup is not None
-        return match.lastgroup, match[match.lastgroup]
-
-    def _take(self) -> tuple[str, str]:
-        token = self._peek()
-        match = _TOKEN.match(self._text, self._at)
-        if match is None or not token[1]:
-            raise Unreadable("it ends too early")
-        self._at = match.end()
-        return token
-
-    def _next_is(self, *signs: str) -> bool:
-        if self._peek()[1] in signs:
-            self._take()
-            return True
-        return False
-
-    def _sum(self) -> Formula:
-        self._depth += 1
-        if self._depth > DEEPEST:
-            raise Unreadable("nested deeply")
-        result = self._signed()
-        while self._peek()[1] in ("+", "-"):
-            minus = self._take()[1] == "-"
-            if self._peek()[1] in ("+", "-"):
-                raise Unreadable("two signs")
-            term = self._product()
-            result = result + (-term if minus else term)
-        self._depth -= 1
-        return result
-
-    def _signed(self) -> Formula:
-        if self._next_is("-"):
-            return -self._product()
-        self._next_is("+")
-        return self._product()
-
-    def _product(self) -> Formula:
-        first = self._peek()
-        result = self._power()
-        plain = first[0] == "number"
-        divided = False
-        while True:
-            kind, token = self._peek()
-            if token in ("*", "\\cdot", "\\times"):
-                self._take()
-                result, plain = result * self._power(), False
-            elif token in ("/", "\\div"):
-                self._take()
-                result, plain, divided = result / self._power(), False, True
-            elif kind in ("letter", "number") or token in ("(", "{", "\\frac", "\\sqrt", "\\pi") or token in _GREEK:
-                # `2 3` is no product, `2 1/2` and `2\\frac{1}{2}` are mixed numbers, `1/2x` can be read in two ways.
-                if kind == "number" or divided or (plain and token == "\\frac"):
-                    raise Unreadable("a product or something else")
-                result = result * self._power()
-                plain = False
-            else:
-                return result
-
-    def _power(self) -> Formula:
-        base = self._atom()
-        if self._next_is("!"):
-            base = self._factorial(base)
-        if not self._next_is("^"):
-            return base
-        minus = self._next_is("-")
-        kind, token = self._peek()
-        if token not in ("{", "(") and kind not in ("number", "letter"):
-            raise Unreadable("an exponent")
-        exponent = self._atom()
-        if self._peek()[1] in ("^", "!", "'"):
-            raise Unreadable("a tower")
-        power = exponent.rational
-        if power is None:
-            raise Unreadable("an exponent that is no number")
-        power = -power if minus else power
-        if power.denominator == 1:
-            return base**power.numerator
-        if base.rational is None or base.rational <= 0:
-            raise Unreadable("a root of a formula")
-        return ring.root(base**power.numerator, power.denominator)
-
-    @staticmethod
-    def _factorial(of: Formula) -> Formula:
-        value = of.rational
-        if value is None or value.denominator != 1 or not 0 <= value <= LARGEST_FACTORIAL:
-            raise Unreadable("a factorial")
-        return ring.number(factorial(value.numerator))
-
-    def _atom(self) -> Formula:
-        kind, token = self._take()
-        if kind == "number":
-            if len(token) > 1 and token[0] == "0" and token[1] != ".":
-                raise Unreadable("a number that begins with 0")
-            return ring.number(Fraction(token))
-        if kind == "letter":
-            return self._letter(token)
-        if token == "\\pi":
-            return ring.letter("pi")
-        if token in _GREEK:
-            return self._letter(token)
-        if token in ("(", "{"):
-            return self._until(")" if token == "(" else "}")
-        if token == "\\frac":
-            return self._argument() / self._argument(last=True)
-        if token == "\\sqrt":
-            degree = self._until("]").rational if self._next_is("[") else Fraction(2)
-            if degree is None or degree.denominator != 1:
-                raise Unreadable("a root's degree")
-            return ring.root(self._argument(last=True), degree.numerator)
-        if token in ("\\binom", "\\dbinom", "\\tbinom"):
-            return self._binomial()
-        raise Unreadable(token)
-
-    def _binomial(self) -> Formula:
-        n, k = self._argument().rational, self._argument(last=True).rational
-        if n is None or k is None or n.denominator != 1 or k.denominator != 1 or not 0 <= k <= n <= LARGEST_FACTORIAL:
-            raise Unreadable("a binomial")
-        return ring.number(comb(n.numerator, k.numerator))
-
-    def _letter(self, token: str) -> Formula:
-        if subscript := _SUBSCRIPT.match(self._text, self._at):
-            self._at = subscript.end()
-            return ring.letter(f"{token}_{subscript[1] or subscript[2]}")
-        if self._peek()[1] == "'" or (self._peek()[1] == "(" and token in _FUNCTIONS):
-            raise Unreadable("a function")
-        return ring.letter(token)
-
-    def _until(self, stop: str) -> Formula:
-        result = self._sum()
-        if not self._next_is(stop):
-            raise Unreadable(f"no {stop}")
-        return result
-
-    def _argument(self, last: bool = False) -> Formula:
-        """What a command takes: a group, or one digit or letter. Two digits in a row leave a doubt."""
-        if self._next_is("{"):
-            return self._until("}")
-        kind, token = self._peek()
-        if kind == "letter" or token == "\\pi":
-            return self._atom()
-        if kind != "number" or not token.isdigit() or len(token) > (1 if last else 2):
-            raise Unreadable("an argument")
-        self._at = _TOKEN.match(self._text, self._at).start(kind) + 1  # type: ignore[union-attr]
-        return ring.number(int(token[0]))
 
 
 def equal(*, gold: Value, answer: Value) -> bool | None:
@@ -429,5 +237,7 @@ def _same(a: Part, b: Part) -> bool | None:
     if a == b:
         return True
     folded = [{letter.casefold() for letter in part.letters} for part in (a, b)]
+    if (a.applies or b.applies) and not functions.differ(a, b):
+        return None
     doubtful = a.letters != b.letters and (folded[0] == folded[1] or "_" in "".join(a.letters | b.letters))
     return None if doubtful else False
