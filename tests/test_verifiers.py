@@ -60,6 +60,7 @@ CONTRACT = [
     ("exact", {}, "Yes", {}, " yes\n", "no"),
     ("number", {}, "1,000", {}, "1000.0", "1001"),
     ("math", {}, r"\frac{x}{2}", {}, "0.5x", "x"),
+    ("choice", {}, "B", {}, r"\text{(B)}", "C"),
     ("reasoning_gym", GYM, "3", GYM_META, "3", "4"),
     pytest.param(
         "code", {}, "g", {"tests": {"inputs": ["3"], "outputs": ["6\n"]}}, "print(int(input()) * 2)", "print(7)",
@@ -135,7 +136,7 @@ def test_a_completion_without_an_answer_is_unreadable_and_shifts_no_other_verdic
         ("50", "50%", "correct"), ("0.5", "50%", "correct"), ("50%", "50", "correct"), ("50%", r"50\%", "correct"),
         ("0.5%", "50%", "wrong"), ("0.5", "50", "wrong"), ("5000", "50%", "wrong"), ("0.005", "50%", "wrong"),
         ("7", "the answer is 7", "unreadable"), ("7", "7 or 8", "unreadable"), ("7", "x = 7", "unreadable"),
-        ("7", "", "unreadable"), ("7", ".", "unreadable"), ("7", "--7", "unreadable"), ("7", "٧", "unreadable"),
+        ("7", "", "unreadable"), ("7", ".", "unreadable"), ("7", "--7", "unreadable"), ("7", "٧", "correct"),
         ("7", "7\x00", "unreadable"), ("7", "nan", "unreadable"), ("7", "inf", "unreadable"), ("0", "-0", "correct"),
         ("100000000000000000001", "100000000000000000000", "wrong"),
         ("7", "0x7", "unreadable"), ("7", "1_0", "unreadable"),
@@ -216,7 +217,7 @@ def test_a_gold_and_an_answer_cannot_be_swapped(mathematics):
     [
         "9**9**9", "9^{9^{9^9}}", "7^7^7", "2^{99999999}", "10^{-99999999}", "99999!", "(99999)!", "(3!)!", "5!!!",
         "9" * 401,
-        "(" * 41 + ")" * 41, "{" * 100_000, "1" * 10**6, "x" * 2001, "2 ^ 9999999", "9^{ 9^{ 9} }",
+        "(" * 21 + ")" * 21, "{" * 100_000, "1" * 10**6, "x" * 1001, "x=" * 9 + "1", "2 ^ 9999999", "9^{ 9^{ 9} }",
     ],
 )  # fmt: skip
 def test_costly_answers_are_not_even_parsed(text):

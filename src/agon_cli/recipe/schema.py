@@ -238,9 +238,9 @@ class Split(Section):
 class Verifier(Section):
     """How an answer is graded."""
 
-    type: Literal["exact", "number", "math", "reasoning_gym", "code"] = "math"
-    """Same text, same number, equivalent mathematics, the reasoning-gym task's own scorer, or unit tests in a
-    sandbox."""
+    type: Literal["exact", "number", "math", "choice", "reasoning_gym", "code"] = "math"
+    """Same text, same number, equivalent mathematics, same option of a multiple choice, the reasoning-gym task's own
+    scorer, or unit tests in a sandbox."""
     timeout: float = Field(5.0, gt=0)
     """Seconds for one answer (CPU seconds for one test of a program)."""
 

@@ -10,6 +10,7 @@ from agon_cli.recipe.data import GymData
 from agon_cli.recipe.schema import Recipe
 from agon_cli.summaries import Reading
 from agon_cli.types import Problem, Verdict
+from agon_cli.verifiers.choice import ChoiceVerifier
 from agon_cli.verifiers.code import CodeVerifier
 from agon_cli.verifiers.exact import ExactVerifier, NumberVerifier
 from agon_cli.verifiers.gym import GymVerifier
@@ -43,6 +44,8 @@ def make(recipe: Recipe) -> Verifier:
         return ExactVerifier()
     if kind == "number":
         return NumberVerifier()
+    if kind == "choice":
+        return ChoiceVerifier()
     if kind == "code":
         return CodeVerifier(timeout)
     if kind == "reasoning_gym":

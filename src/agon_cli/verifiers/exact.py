@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -13,28 +14,66 @@ from agon_cli.types import Problem, Verdict
 LONGEST_NUMBER = 1000
 """Characters; a longer text is no number to us, so that no answer costs more than microseconds."""
 LARGEST_EXPONENT = 300
+MOST_PEELS = 8
+"""Boxes and other marks around an answer that are taken off, one inside another."""
 
-_PAIRS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"))
+_PAIRS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("__", "__"), ("*", "*"), ("`", "`"))
+_BOXES = ("\\boxed{", "\\fbox{")
+_INVISIBLE = "\u200b\u2060\ufeff"
+"""Spaces of no width: harmless around an answer, and nowhere else."""
+_CURRENCIES = ("$", "€", "£")
 _MINUS = str.maketrans({"−": "-", "–": "-", "\u00a0": " ", "\u202f": " "})
-_LATEX_SPACES = re.compile(r"\\[,!;: ]|(?<=\d)\{,\}(?=\d)")
+_SEPARATORS = re.compile(r"(?<=[0-9])(?:\\[,;:! ]|\{,\}|\u00a0|\u202f)(?=[0-9])")
+_LATEX_SPACES = re.compile(r"\\[,;:! ]")
 _INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
 _DECIMAL = re.compile(rf"({_INTEGER}?(?:\.[0-9]*)?)(?:(?:[eE]|\s*\\times\s*10\s*\^\s*)\{{?([+-]?[0-9]{{1,3}})\}}?)?")
+_LATEX_MIXED = re.compile(rf"({_INTEGER})\s*\\[dt]?frac\s*\{{\s*([0-9]+)\s*\}}\s*\{{\s*([0-9]+)\s*\}}")
 _RATIO = re.compile(rf"({_INTEGER})\s*/\s*({_INTEGER})")
 _LATEX_RATIO = re.compile(rf"\\[dt]?frac\s*\{{\s*(-?{_INTEGER})\s*\}}\s*\{{\s*({_INTEGER})\s*\}}")
 _MIXED = re.compile(rf"({_INTEGER})\s+([0-9]+)\s*/\s*([0-9]+)")
 
 
 def bare(text: str) -> str:
-    """The text without the white space, Markdown emphasis and LaTeX delimiters that surround all of it."""
-    text = text.strip()
-    peeled = True
-    while peeled:
-        peeled = False
-        for start, stop in _PAIRS:
-            inner = text[len(start) : -len(stop)]
-            if inner and text == start + inner + stop and start not in inner and stop not in inner:
-                text, peeled = inner.strip(), True
+    """The text without the white space, Markdown emphasis, boxes and LaTeX delimiters that surround all of it."""
+    text = text.strip().strip(_INVISIBLE).strip()
+    for _ in range(MOST_PEELS):
+        inner = _peeled(text)
+        if inner is None:
+            break
+        text = inner
     return text
+
+
+def _peeled(text: str) -> str | None:
+    """The text without its outermost mark; None where it has none."""
+    for start, stop in _PAIRS:
+        inner = text[len(start) : -len(stop)]
+        if inner and text == start + inner + stop and start not in inner and stop not in inner:
+            return inner.strip()
+    for start in _BOXES:
+        if text.startswith(start) and text.endswith("}") and _closes_last(text[len(start) :]):
+            return text[len(start) : -1].strip()
+    return None
+
+
+def _closes_last(text: str) -> bool:
+    """Whether the group that is open where the text begins is closed by its last character."""
+    depth = 1
+    for index, character in enumerate(text):
+        depth += (character == "{") - (character == "}")
+        if depth == 0:
+            return index == len(text) - 1
+    return False
+
+
+def in_ascii_digits(text: str) -> str:
+    """The text with the decimal digits of another script as 0-9; as it is where digits of two scripts stand in it."""
+    if text.isascii():
+        return text
+    zeros = {ord(character) - unicodedata.decimal(character) for character in text if character.isdecimal()}
+    if len(zeros) != 1 or zeros == {ord("0")}:
+        return text
+    return "".join(str(unicodedata.decimal(character)) if character.isdecimal() else character for character in text)
 
 
 def fold(text: str) -> str:
@@ -44,10 +83,12 @@ def fold(text: str) -> str:
 
 @dataclass(frozen=True)
 class Number:
-    """A number as written: `value` leaves a percent sign out, `percent` says that there was one."""
+    """A number as written: `value` leaves a percent sign out, `percent` says that there was one; `currency` is the sign
+    before it, if any."""
 
     value: Fraction
     percent: bool = False
+    currency: str = ""
 
 
 def number(text: str) -> Number | None:
@@ -58,16 +99,19 @@ def number(text: str) -> Number | None:
     """
     if len(text) > LONGEST_NUMBER:
         return None
-    text = _LATEX_SPACES.sub("", bare(text).translate(_MINUS)).strip()
+    text = _SEPARATORS.sub(",", in_ascii_digits(bare(text)))  # `1\,000` is a thousand, `1\,5` is nothing
+    text = _LATEX_SPACES.sub("", text.translate(_MINUS)).strip()
     sign, text = _signed(text)
-    text = text.removeprefix("\\$").removeprefix("$").removeprefix("€").removeprefix("£").strip()
+    text = text.removeprefix("\\") if text[:2] == "\\$" else text
+    currency = text[:1] if text[:1] in _CURRENCIES else ""
+    text = text.removeprefix(currency).strip()
     if sign == 1 and text != "" and text[0] == "-":
         sign, text = _signed(text)
     percent = text.endswith("%")
     if percent:
         text = text.removesuffix("%").removesuffix("\\").strip()
     value = _unsigned(text)
-    return None if value is None else Number(sign * value, percent)
+    return None if value is None else Number(sign * value, percent, currency)
 
 
 def _signed(text: str) -> tuple[int, str]:
@@ -85,7 +129,7 @@ def _unsigned(text: str) -> Fraction | None:
     if match:
         below = _int(match[2])
         return Fraction(_int(match[1]), below) if below else None
-    match = _MIXED.fullmatch(text)
+    match = _MIXED.fullmatch(text) or _LATEX_MIXED.fullmatch(text)
     if match:
         whole, above, below = (_int(group) for group in match.groups())
         return whole + Fraction(above, below) if above < below else None
@@ -102,6 +146,8 @@ def _unsigned(text: str) -> Fraction | None:
 def same_number(a: Number, b: Number) -> bool:
     """Exact equality. A percent sign means hundredths; where only one side wrote it, it may also be the unit that the
     other left out (gold 50, answer 50%)."""
+    if a.currency and b.currency and a.currency != b.currency:
+        return False
     if a.percent == b.percent:
         return a.value == b.value
     written, other = (a, b) if a.percent else (b, a)

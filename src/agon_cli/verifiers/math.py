@@ -11,13 +11,17 @@ from typing import Any
 from agon_cli.summaries import Reading
 from agon_cli.types import Problem, Verdict
 from agon_cli.verifiers.exact import bare, fold, number, same_number
+from agon_cli.verifiers.quantities import same_quantity, without_units
+from agon_cli.verifiers.spelling import LONGEST, WRAPPED, hidden, normal, spelled
 from agon_cli.verifiers.workers import Outcome, Workers
 
-LONGEST = 2000
-DEEPEST = 40
+DEEPEST = 20
+MOST_EQUATIONS = 8
 MOST_DIGITS = 400
 LARGEST_POWER = 10_000
 LARGEST_FACTORIAL = 1000
+MOST_KNOWN = 20_000
+"""Pairs whose verdict by math-verify is kept."""
 
 _DIGITS = re.compile(rf"[0-9]{{{MOST_DIGITS + 1},}}")
 _POWER = re.compile(r"(?:\^|\*\*)\s*\{?\s*[+-]?\s*([0-9][0-9,]*)")
@@ -25,36 +29,13 @@ _TOWER = re.compile(r"[0-9]\s*\}?\s*(?:\^|\*\*)\s*[({]*\s*[0-9]+\s*\}?\s*(?:\^|\
 _FACTORIAL = re.compile(r"([0-9]+)[\s)}\]]*!")
 _FACTORIALS = re.compile(r"!\s*!\s*!|!\s*[)}\]][\s)}\]]*!")
 
-_WRAPPED = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' ,.-]{0,79}")
 _SHORT_WORDS = frozenset({"yes", "no", "odd", "dne"})
 _MATH_WORDS = frozenset({"infinity", "infty", "sqrt", "sinh", "cosh", "tanh", "arcsin", "arccos", "arctan"})
-_SPACING = re.compile(r"\s+|\\[,;:! ]|\\(?:left|right|displaystyle|quad|qquad)(?![A-Za-z])|~")
-_SPELLINGS = tuple(
-    (re.compile(pattern), latex)
-    for pattern, latex in (
-        (r"\\?\$", " "),
-        (r"[−–]", "-"),
-        (r"\*\*", "^"),
-        (r"√\s*(\d+|[A-Za-z])", r"\\sqrt{\1}"),
-        (r"√\s*\(([^()]*)\)", r"\\sqrt{\1}"),
-        (r"(?<![\\A-Za-z])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
-        (r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi "),
-        (r"∞|(?<![\\A-Za-z])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty "),
-        (r"×", r"\\times "),
-        (r"·", r"\\cdot "),
-        (r"±", r"\\pm "),
-        (r"≤|<=", r"\\le "),
-        (r"≥|>=", r"\\ge "),
-        (r"≠|!=", r"\\ne "),
-        (r"∪", r"\\cup "),
-        (r"∅|\\varnothing(?![A-Za-z])", r"\\emptyset "),
-    )
-)
 
 
 def too_costly(text: str) -> str:
-    """Why the text is not worth parsing: its length, digits, powers, factorials or nesting; empty when it is fine."""
+    """Why the text is not worth parsing: length, digits, powers, factorials, equations, nesting; empty if fine."""
     if len(text) > LONGEST:
         return f"longer than {LONGEST} characters"
     text = " ".join(text.split())  # long runs of white space would slow the patterns down
@@ -66,6 +47,8 @@ def too_costly(text: str) -> str:
     factorials = (match[1] for match in _FACTORIAL.finditer(text))
     if _FACTORIALS.search(text) or any(len(of) > 5 or int(of) > LARGEST_FACTORIAL for of in factorials):
         return "a factorial too large to work out"
+    if text.count("=") > MOST_EQUATIONS:
+        return f"more than {MOST_EQUATIONS} equations"
     depth = deepest = 0
     for character in text:
         depth += (character in "([{") - (character in ")]}")
@@ -73,17 +56,10 @@ def too_costly(text: str) -> str:
     return f"nested more than {DEEPEST} deep" if deepest > DEEPEST else ""
 
 
-def normal(text: str) -> str:
-    """The text without anything that is only typesetting; equal normal forms mean the same formula."""
-    text = _WRAPPED.sub(r"\1", bare(text[:LONGEST]))
-    text = _SPACING.sub("", text).replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\$", "")
-    return text.removesuffix(".")
-
-
 def words(text: str) -> str | None:
     """The folded text when it is words, such as the gold `Yes` or a whole text box; None when it is a formula."""
     text = bare(text)
-    wrapped = _WRAPPED.fullmatch(text)
+    wrapped = WRAPPED.fullmatch(text)
     plain = wrapped[1].strip() if wrapped else text
     if not _WORDS.fullmatch(plain):
         return None
@@ -94,19 +70,20 @@ def words(text: str) -> str | None:
 
 def _folded(text: str) -> str:
     """Words as they are compared: without wrapping, brackets around a single letter, or a closing full stop."""
-    text = fold(_WRAPPED.sub(r"\1", text)).rstrip(".").strip()
+    text = fold(WRAPPED.sub(r"\1", text)).rstrip(".").strip()
     return text[1:2] if re.fullmatch(r"\([a-z]\)", text) else text
 
 
 class MathVerifier:
     """Right when the answer is the same number, words or formula as the gold.
 
-    Two rational numbers are compared exactly and words as text, both here; the rest is parsed and compared by
-    math-verify, in worker processes under a time and a memory limit. Running into either limit is a `timeout`.
+    Numbers, words and what `values` reads are decided here, exactly; the rest is parsed and compared by math-verify, in
+    worker processes under a time and a memory limit. Running into either limit is a `timeout`.
     """
 
     def __init__(self, timeout: float) -> None:
         self._workers = Workers(compare, timeout, ("math_verify", "latex2sympy2_extended"))
+        self._known: dict[tuple[str, str], Outcome] = {}
 
     def extract(self, reading: Reading) -> str | None:
         """The final answer."""
@@ -115,12 +92,29 @@ class MathVerifier:
     def grade(self, items: Sequence[tuple[Problem, str]]) -> list[Verdict]:
         """One verdict per item, in order."""
         quick = [decide(gold=problem.gold, answer=answer) for problem, answer in items]
-        open_items = [
-            (problem.gold, answer) for (problem, answer), outcome in zip(items, quick, strict=True) if outcome is None
-        ]
-        slow = iter(self._workers.grade(open_items) if open_items else ())
-        outcomes = [next(slow) if outcome is None else outcome for outcome in quick]
-        return [Verdict(status, answer, detail) for (_, answer), (status, detail) in zip(items, outcomes, strict=True)]
+        pairs = {
+            (problem.gold, answer): without_units(gold=problem.gold, answer=answer)
+            for (problem, answer), outcome in zip(items, quick, strict=True)
+            if outcome is None
+        }
+        slow = self._compared(list(pairs.values())) if pairs else {}
+        verdicts = []
+        for (problem, answer), outcome in zip(items, quick, strict=True):
+            status, detail = outcome or slow[pairs[problem.gold, answer]]
+            verdicts.append(Verdict(status, answer, detail))
+        return verdicts
+
+    def _compared(self, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Outcome]:
+        """Verdicts of math-verify. Those that do not depend on how busy the machine was are kept for equal pairs."""
+        open_pairs = [pair for pair in dict.fromkeys(pairs) if pair not in self._known]
+        found = {pair: self._known[pair] for pair in pairs if pair in self._known}
+        for pair, outcome in zip(open_pairs, self._workers.grade(open_pairs) if open_pairs else (), strict=True):
+            found[pair] = outcome
+            if outcome[0] not in ("timeout", "grader_error"):
+                self._known[pair] = outcome
+        for pair in list(self._known)[: max(0, len(self._known) - MOST_KNOWN)]:
+            del self._known[pair]
+        return found
 
     def equal(self, a: str, b: str) -> bool:
         """Whether both are the same rational number or the same formula up to typesetting; decided without a worker."""
@@ -137,9 +131,14 @@ class MathVerifier:
 
 
 def decide(*, gold: str, answer: str) -> Outcome | None:
-    """The verdict where it needs no parser, else None: blank and oversized answers, two numbers, words."""
+    """The verdict where it needs no parser, else None: blank and oversized answers, numbers, words, units, and whatever
+    else is read exactly here."""
     if not bare(answer):
         return "unreadable", "blank"
+    if len(answer) > LONGEST:
+        return "unreadable", too_costly(answer)
+    if hidden(bare(answer)):
+        return "unreadable", "characters that do not show, or digits of several scripts"
     read, wanted = number(answer), number(gold)
     if read and wanted:
         return ("correct" if same_number(wanted, read) else "wrong"), "as numbers"
@@ -150,7 +149,8 @@ def decide(*, gold: str, answer: str) -> Outcome | None:
         return ("correct" if _folded(answer) == gold_words else "wrong"), "as words"
     if answer_words is not None:
         return ("correct" if answer_words == _folded(gold) else "wrong"), "words against a formula"
-    return None
+    same = same_quantity(gold=gold, answer=answer)
+    return None if same is None else (("correct" if same else "wrong"), "exactly")
 
 
 def compare(gold: str, answer: str) -> Outcome:
@@ -185,15 +185,17 @@ def _verified(*, gold: list[Any], answer: list[Any]) -> bool:
 @lru_cache(maxsize=512)
 def _parsed(text: str) -> list[Any] | None:
     """What math-verify reads in the whole text taken as one LaTeX formula, or None. It picks no number out of prose."""
+    from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own time limits are off
-    text = bare(text)
-    for pattern, latex in _SPELLINGS:
-        text = pattern.sub(latex, text)
+    # Its list of units is off: it has `t`, `h` and `ab` in it, so that `5t` would be 5, and 12 m the same as 12 cm.
+    normalization = NormalizationConfig(
+        basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none"
+    )
     found = parse(
-        f"${text.strip().removesuffix('.')}$",
-        extraction_config=[LatexExtractionConfig()],
+        f"${spelled(text)}$",
+        extraction_config=[LatexExtractionConfig(normalization_config=normalization)],
         fallback_mode="no_fallback",
         parsing_timeout=None,
         raise_on_error=True,
