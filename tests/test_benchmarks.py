@@ -17,7 +17,10 @@ SHARED = {
     *("workload", "side", "dense", "steps", "warmup", "tokens", "tokens_per_s", "s_per_step"),
     *("peak_rss_mib", "threads", "device", "torch", "transformers"),
 }
-SMALL = ["model.dtype=float32", "hardware.threads=1", "rollout.max_prompt_tokens=64", "lora.rank=2"]
+SMALL = [
+    "model.dtype=float32", "hardware.threads=1", "rollout.max_prompt_tokens=64", "lora.rank=2",
+    "format.answer=[<answer>, </answer>]",  # which the tokenizer of the tests' models can write
+]  # fmt: skip
 
 
 def line(capsys, main, *words):

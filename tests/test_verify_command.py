@@ -52,7 +52,8 @@ def test_a_reasoning_block_that_is_not_closed_has_no_answer_to_grade():
     [
         ("math", "1/2", "0.5", "correct", "as numbers"),
         ("math", "Yes", "no", "wrong", "as words"),
-        ("math", "x^2-1", "(x-1)(x+1)", "correct", "as formulas"),
+        ("math", "x^2-1", "(x-1)(x+1)", "correct", "exactly"),
+        ("math", r"\sin(2x)", r"2\sin x\cos x", "correct", "as formulas"),
         ("number", "1,000", "1000", "correct", "as numbers"),
         ("number", "7", "seven", "unreadable", None),
         ("exact", "A  b", "a B", "correct", "as text"),
