@@ -416,7 +416,7 @@ def test_deadly_answers_end_in_time_and_memory_and_touch_no_other(hasty):
 @pytest.mark.slow
 def test_every_hostile_answer_ends_in_time_and_memory(hasty):
     slowest, largest = attacked(hasty, PARSED)
-    assert slowest < 4
+    assert slowest < 20  # its limit is 1 s; the rest is starting another worker, on a machine that may be busy
     assert 0 < largest < MEMORY or not Path("/proc/self/status").exists()
 
 
