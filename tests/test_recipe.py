@@ -429,7 +429,7 @@ def test_loading_a_recipe_is_fast_and_imports_nothing_heavy():
         assert subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode == 0
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(spent) < 0.4, spent
+    assert min(spent) < 1.0, spent  # a slow and busy machine included; what is heavy takes seconds
 
 
 def test_every_key_is_documented():
