@@ -257,6 +257,7 @@ def test_thirty_honest_programs_get_the_right_verdicts(verifier):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("AGON_LONG_TESTS"), reason="takes long: set AGON_LONG_TESTS=1")
 def test_a_thousand_honest_programs_get_the_right_verdicts(verifier):
     items, wanted = [], []
     for number in range(1000):
