@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from agon_cli.errors import UsageError
 from agon_cli.types import Problem
@@ -81,14 +81,20 @@ def batch_problems(lines: Iterable[bytes], name: str) -> list[Problem]:
     return found
 
 
-def _row(line: bytes, place: str) -> Problem:
-    hint = 'write one JSON object a line: {"question": "1 + 1", "gold": "2"}; gold is optional'
+def json_object(line: bytes, place: str, hint: str) -> dict[str, Any]:
+    """The JSON object that a line holds. Raises UsageError that names the place where it holds none."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{place}: not JSON: {error}", hint) from None
     if not isinstance(row, dict):
         raise UsageError(f"{place}: not a JSON object", hint)
+    return row
+
+
+def _row(line: bytes, place: str) -> Problem:
+    hint = 'write one JSON object a line: {"question": "1 + 1", "gold": "2"}; gold is optional'
+    row = json_object(line, place, hint)
     question = next((row[key] for key in ("question", "problem") if key in row), None)
     if not isinstance(question, str) or not question.strip():
         raise UsageError(f"{place}: no question: needs text under `question` or `problem`", hint)

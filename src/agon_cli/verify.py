@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any, get_args
 
 from agon_cli import verifiers
 from agon_cli.errors import UsageError
+from agon_cli.questions import json_object
 from agon_cli.recipe.schema import Format, Recipe, Verifier
 from agon_cli.summaries import Reading, read
 from agon_cli.types import Problem, Verdict
@@ -88,12 +88,7 @@ def _cases(lines: Iterable[bytes], name: str) -> Iterator[Case]:
 
 
 def _case(line: bytes, where: str) -> Case:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where}: not JSON: {error}", _HINT) from None
-    if not isinstance(row, dict):
-        raise UsageError(f"{where}: not a JSON object", _HINT)
+    row = json_object(line, where, _HINT)
     gold, answer = (_text(row, key, where) for key in ("gold", "answer"))
     if not gold.strip():
         raise UsageError(f"{where}: `gold` is empty", "give the right answer")

@@ -30,22 +30,12 @@ class RoomyLayer(DynamicLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Add the new tokens; all keys and values so far."""
-        start, end = self.keys.shape[-2], self.keys.shape[-2] + key_states.shape[-2]
-        if end > self.roomy_keys.shape[-2]:
+        start, new = self.keys.shape[-2], key_states.shape[-2]
+        if start + new > self.roomy_keys.shape[-2]:
             self._move(self.keys, self.values)
-        self.roomy_keys[:, :, start:end] = key_states
-        self.roomy_values[:, :, start:end] = value_states
-        self.keys, self.values = self.roomy_keys[:, :, :end], self.roomy_values[:, :, :end]
-        return self.keys, self.values
-
-    def add_token(self, key_BKD: Tensor, value_BKD: Tensor) -> tuple[Tensor, Tensor]:
-        """`update` for one token a row."""
-        start = self.keys.shape[-2]
-        if start == self.roomy_keys.shape[-2]:
-            self._move(self.keys, self.values)
-        self.roomy_keys.select(2, start).copy_(key_BKD)
-        self.roomy_values.select(2, start).copy_(value_BKD)
-        self.keys, self.values = self.roomy_keys.narrow(2, 0, start + 1), self.roomy_values.narrow(2, 0, start + 1)
+        self.roomy_keys.narrow(2, start, new).copy_(key_states)
+        self.roomy_values.narrow(2, start, new).copy_(value_states)
+        self.keys, self.values = self.roomy_keys.narrow(2, 0, start + new), self.roomy_values.narrow(2, 0, start + new)
         return self.keys, self.values
 
     def _move(self, keys: Tensor, values: Tensor) -> None:

@@ -99,7 +99,7 @@ class ShortCut:
             heads = query_BHD.shape[1]
             both = torch.cat([query_BHD, key_BKD], 1)
             both = torch.addcmul(both * cos_B1D, both.roll(half, -1), sin_B1D)
-            keys, values = kept.add_token(both[:, heads:], value_BI.view(rows, -1, layer.head_dim))
+            keys, values = kept.update(both[:, heads:, None], value_BI.view(rows, -1, 1, layer.head_dim))
             out_BHD = one_token(both[:, :heads], keys, values, mask, layer.scale)
             x_BH = layer.out_of_heads(out_BHD.reshape(rows, -1))[0].add_(x_BH)
             gate_BI, up_BI = layer.into_mlp(layer.before_mlp(x_BH))
