@@ -77,7 +77,8 @@ def server():
 def rows(run: Path, name: str) -> list[dict]:
     found = [json.loads(line) for line in (run / f"{name}.jsonl").read_text().splitlines()]
     for row in found:
-        row.pop("seconds", None)
+        for key in ("seconds", "peak_bytes"):
+            row.pop(key, None)
     return found
 
 

@@ -37,6 +37,7 @@ from agon_cli.assemble import World
 from agon_cli.canary import Canary
 from agon_cli.checkpoint import PlayerState, Snapshot, load, newest, save
 from agon_cli.evaluate import arms, evaluate
+from agon_cli.memory import peak_bytes
 from agon_cli.metrics import Watch, check_grading, grader_errors
 from agon_cli.recipe.schema import Recipe
 from agon_cli.records import rollout_rows, step_metrics, telling_sample
@@ -247,6 +248,7 @@ def log(
     if run is None:
         return
     row = step_metrics(step, pair, groups, updates, seconds, world.arena.verifier.equal)
+    row["peak_bytes"] = peak_bytes()
     row["flags"] = watch.flags(row)
     run.append("rollouts", rollout_rows(world.recipe, step, groups))
     run.append("metrics", [row])
