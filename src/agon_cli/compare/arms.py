@@ -44,6 +44,8 @@ class Tally:
 
     mode: str = ""
     rows: int = 0
+    samples: int = 0
+    """Completions of a problem."""
     errors: int = 0
     truncated: int = 0
     draft: int = 0
@@ -62,6 +64,7 @@ class Tally:
         """Count one row."""
         self.mode = row["mode"]
         self.rows += 1
+        self.samples = max(self.samples, row["sample"] + 1)
         self.truncated += row["finish_reason"] == "length"
         self.prefill += row["prompt_tokens"]
         self.answer += row["tokens"]
@@ -165,21 +168,21 @@ def collect(runs: Mapping[int, Iterable[Row]], method: str, deploy: Deploy, name
     taken, seed by seed. `name` is the arm's where it is not the method's. Raises UsageError where a run lacks rows.
     """
     name = name or method
-    found = {seed: _Evaluated(tallies(rows), f"{name}, seed {seed}", deploy) for seed, rows in runs.items()}
+    found = {seed: Evaluated(tallies(rows), f"{name}, seed {seed}", deploy) for seed, rows in runs.items()}
     trained = PRESETS[method]["players"] != "base"
     label = LABELS[method] + ("" if name == method else f" ({name.partition(':')[2]})")
 
-    def arm(suffix: str, words: str, kind: Kind, how: Deploy, pick: Callable[[_Evaluated], OneSeed]) -> Measured:
+    def arm(suffix: str, words: str, kind: Kind, how: Deploy, pick: Callable[[Evaluated], OneSeed]) -> Measured:
         seeds = {seed: pick(one) for seed, one in sorted(found.items())}
         return Measured(f"{name}{suffix}", words, kind, method, how, trained, seeds)
 
     kind: Kind = "control" if method == "shuffled" else "method"
-    arms = [arm("", label, kind, deploy, _Evaluated.deployed)]
+    arms = [arm("", label, kind, deploy, Evaluated.deployed)]
     if deploy == "cascade" and method not in SINGLE_OF:
-        arms.append(arm(" drafter", f"the drafter of {name} alone", "part", "single", _Evaluated.drafter))
+        arms.append(arm(" drafter", f"the drafter of {name} alone", "part", "single", Evaluated.drafter))
         if all(len(one.candidates) > 1 for one in found.values()):
             words = f"{name} with drafter and solver swapped"
-            arms.append(arm(" reverse", words, "control", "cascade", _Evaluated.reverse))
+            arms.append(arm(" reverse", words, "control", "cascade", Evaluated.reverse))
     return arms
 
 
@@ -199,8 +202,9 @@ def gather(
     return Measured(name, label, kind, method, deploy, trained, seeds)
 
 
-class _Evaluated:
-    """One run's evaluation at its last step, and what the dev split chose."""
+class Evaluated:
+    """One run's evaluation at its last step. `chosen` is the direction (or, for one pass, the player) that dev
+    chose, or the only one. Raises UsageError where the evaluation is not there or does not suffice to choose."""
 
     def __init__(self, found: Mapping[Place, Tally], whose: str, deploy: Deploy) -> None:
         self.whose = whose
@@ -236,12 +240,15 @@ class _Evaluated:
         return {arm: self._at[split, arm].accuracy or 0.0 for arm in self.candidates}
 
     def deployed(self) -> OneSeed:
+        """What was chosen."""
         return OneSeed(self.chosen, self._at["test", self.chosen], self._accuracies("dev"), self._accuracies("test"))
 
     def drafter(self) -> OneSeed:
+        """Its drafter alone."""
         return self._of(direction(self.chosen).drafter)
 
     def reverse(self) -> OneSeed:
+        """The same two players the other way round."""
         pair: Pairing = direction(self.chosen)
         return self._of(f"{pair.challenger}>{pair.drafter}")
 
