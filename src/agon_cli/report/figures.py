@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from agon_cli.document import Arm, Budget, Contrast, Curve, CurvePoint, Document, Line, Trace
 from agon_cli.report.labels import Labels
-from agon_cli.report.svg import ACCENT, DASHES, INK, MARKERS, RULE, SERIES, SOFT, TEXT, canvas, inline
+from agon_cli.report.svg import ACCENT, DASHES, INK, MARKERS, PAPER, SERIES, SOFT, canvas, inline
 from agon_cli.report.wording import MINUS, change, compact, known, one_line, percent, points
 
 if TYPE_CHECKING:
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 _NAME = 34
 _PANEL = (340, 250, (40, 46, 12, 14))
-_SQUARE = (480, 350, (42, 46, 16, 16))
+_SQUARE = (450, 340, (42, 46, 16, 16))
+FORESTS = (1056, 340)
+"""Widths of the forest plot in pixels, for a wide and a narrow window."""
 WINDOW = 10
 """Steps that the thick line of a trace is the mean of."""
 
@@ -37,22 +39,23 @@ class Strokes:
     """Gives every name a stroke of its own, the main one the accent, in the order in which they are asked for."""
 
     main: str
+    markers: str = MARKERS
     given: dict[str, Stroke] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Stroke:
         if name == self.main:
-            return self.given.setdefault(name, Stroke(ACCENT, "solid", "o", 2.6))
+            return self.given.setdefault(name, Stroke(ACCENT, "solid", self.markers[:1], 2.6))
         if name not in self.given:
             place = len(self.given) - (self.main in self.given)
             dash = DASHES[(place // len(SERIES)) % len(DASHES)]
-            stroke = Stroke(SERIES[place % len(SERIES)], dash, MARKERS[(place + 1) % len(MARKERS)])
-            self.given[name] = stroke
+            marker = self.markers[(place + 1) % len(self.markers)] if self.markers else ""
+            self.given[name] = Stroke(SERIES[place % len(SERIES)], dash, marker)
         return self.given[name]
 
 def forest(contrasts: Sequence[Contrast], width: int) -> Markup:
     """Differences with their intervals, one row each, on one axis through zero. Narrow ones have names above bars."""
     narrow = width < 500
-    row, left, right = (46, 8, 8) if narrow else (32, 250, 140)
+    row, left, right = (48, 8, 8) if narrow else (32, 300, 170)
     height = row * len(contrasts) + 62
     names = [_contrast_name(contrast, 22 if narrow else 19) for contrast in contrasts]
     told = [_difference(contrast) for contrast in contrasts]
@@ -70,7 +73,7 @@ def forest(contrasts: Sequence[Contrast], width: int) -> Markup:
             x_name, x_told = (0.0, 1.0) if narrow else (-left / span, 1 + right / span)
             for x, text, side in ((x_name, names[place], "left"), (x_told, told[place], "right")):
                 axes.text(x, lift, text, ha=side, va="center", transform=axes.get_yaxis_transform(),
-                          fontsize=TEXT, color=INK)  # fmt: skip
+                          color=INK, bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1})  # fmt: skip
         summary = "; ".join(f"{name}: {text}" for name, text in zip(names, told, strict=True))
         return inline(figure, f"forest-{width}", f"Forest plot, differences in points with 95 % intervals. {summary}")
 
@@ -168,7 +171,8 @@ def _scatter(
         for family in budgets:
             told.append(_family(axes, family, strokes, labels))
         _finish(axes, words)
-        axes.margins(x=0.12, y=0.1)
+        axes.margins(x=0.14, y=0.1)
+        axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())  # where the labels go depends on them: they stay
         place = Labels(axes, [label[:2] for label in labels])
         for x, y, text, colour in labels:
             place(x, y, one_line(text, _NAME), colour)
@@ -227,4 +231,3 @@ def main_method(document: Document) -> str:
     leads = [by_name[contrast["left"]] for contrast in document["contrasts"] if contrast["left"] in by_name]
     return next(iter([*leads, *(arm["method"] for arm in document["arms"] if arm["kind"] == "method")]), "")
 
-RULED = (RULE,)

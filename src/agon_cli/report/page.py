@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
@@ -49,6 +50,13 @@ TRACES = {
     "copy": "Copies, % of wrong drafts",
 }  # fmt: skip
 
+_MARKS = {
+    "o": "M11.5 5a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0-7 0", "s": "M11.8 1.8h6.4v6.4h-6.4z", "D": "M15 1l4 4l-4 4l-4-4z",
+    "^": "M15 1.5l3.8 6.8h-7.6z", "v": "M15 8.5l3.8-6.8h-7.6z", "P": "M13.6 1.5h2.8v2.1h2.1v2.8h-2.1v2.1h-2.8v-2.1h-2.1v-2.8h2.1z",
+    "": "M0 0",
+}  # fmt: skip
+"""Markers of legends, as matplotlib draws them."""
+
 
 def page(document: Document) -> str:
     """The whole page. Nothing in it depends on the time, the machine or the order of any set."""
@@ -59,16 +67,17 @@ def page(document: Document) -> str:
             strokes[arm["method"]]
     deployed = [arm for arm in document["arms"] if arm["kind"] == "method"]
     drawn = {
-        "forest": [figures.forest(document["contrasts"], width) for width in (860, 340)] if document["contrasts"] else [],
+        "forest": [figures.forest(document["contrasts"], width) for width in figures.FORESTS] if document["contrasts"] else [],
         "curves": figures.curves(document["curves"], strokes) if document["curves"] else [],
         "lengths": _lengths(document, deployed, strokes) if document["kind"] == "comparison" else [],
     }
     curve_keys = legend(strokes, [curve["method"] for curve in document["curves"]])
     found = cast("RunDocument", document).get("traces", [])
-    streams = Strokes("")
+    streams = Strokes("", markers="")
     panels = [(TRACES.get(name, name), svg) for name, svg in figures.traces(found, streams)]
     return _template().render(
-        document=document, main=main, groups=list(grouped(document)), figures=drawn, curve_keys=curve_keys,
+        document=document, main=main, groups=list(grouped(document)),
+        strip=strip(document["arms"]), figures=drawn, curve_keys=curve_keys,
         panels=panels, panel_keys=legend(streams, list(streams.given)), exchanged=list(exchanged(document["exchanges"])),
         moments=MOMENTS, outcomes=OUTCOMES, samples=samples(document["samples"]),
         filters=filters(document["samples"], main), phases=_phases(document),
@@ -90,18 +99,26 @@ def grouped(document: Document) -> Iterable[tuple[str, list[Arm]]]:
             yield heading, arms
 
 
+def strip(arms: Sequence[Arm]) -> tuple[float, float]:
+    """The ends of the strips beside accuracies: whole tens of percent around every interval."""
+    found = [arm["accuracy"] for arm in arms if arm["accuracy"]["value"] is not None]
+    low, high = min((one["low"] for one in found), default=0.0), max((one["high"] for one in found), default=1.0)
+    return math.floor(10 * low) / 10, max(math.ceil(10 * high), math.floor(10 * low) + 1) / 10
+
+
 def legend(strokes: Strokes, names: Sequence[str]) -> list[tuple[str, Markup]]:
     """Every name once, with a piece of its line."""
     return [(name, swatch(strokes[name])) for name in dict.fromkeys(names)]
 
 
 def swatch(stroke: figures.Stroke) -> Markup:
-    """A short piece of a line as it is drawn, for legends; decoration to a screen reader."""
-    dash = "" if isinstance(stroke.dash, str) else " ".join(f"{part:g}" for part in stroke.dash[1])
+    """A short piece of a line as it is drawn, with its marker, for legends; decoration to a screen reader."""
+    dash = "none" if isinstance(stroke.dash, str) else " ".join(f"{part:g}" for part in stroke.dash[1])
     return Markup(
-        '<svg class="swatch" viewBox="0 0 26 10" aria-hidden="true"><path d="M1 5h24" fill="none" '
-        'style="stroke: var({}); stroke-width: {}; stroke-dasharray: {}"/></svg>'
-    ).format(VARIABLES[stroke.colour], stroke.width, dash or "none")
+        '<svg class="swatch" viewBox="0 0 30 10" aria-hidden="true" style="color: var({})">'
+        '<path d="M1 5h28" fill="none" stroke="currentColor" style="stroke-width: {}; stroke-dasharray: {}"/>'
+        '<path d="{}" fill="currentColor"/></svg>'
+    ).format(VARIABLES[stroke.colour], stroke.width, dash, _MARKS[stroke.marker])
 
 
 def exchanged(found: Sequence[Exchange]) -> Iterable[tuple[str, str, list[tuple[str, str]]]]:
@@ -167,7 +184,9 @@ def scalar(value: Any) -> str:
         return ", ".join(scalar(item) for item in value)
     if isinstance(value, Mapping):
         return ", ".join(f"{key}: {scalar(item)}" for key, item in value.items())
-    return {None: wording.NOTHING, True: "yes", False: "no"}.get(value, str(value))
+    if value is None or isinstance(value, bool):
+        return {None: wording.NOTHING, True: "yes", False: "no"}[value]
+    return str(value)
 
 
 @lru_cache(maxsize=1)

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INK, SOFT, RULE, ACCENT = "#010101", "#020202", "#030303", "#040404"
+INK, SOFT, RULE, ACCENT, PAPER = "#010101", "#020202", "#030303", "#040404", "#0c0c0c"
 SERIES = ("#050505", "#060606", "#070707", "#080808", "#090909", "#0a0a0a", "#0b0b0b")
 """Stand-ins that matplotlib draws with; the page's variables take their places."""
 DASHES = ("solid", (0, (5, 2)), (0, (1.2, 1.8)), (0, (6, 2, 1.2, 2)))
 MARKERS = "osD^vP"
-TEXT = 11.5
+TEXT = 12.5
 """Pixels of a figure's text."""
 
-VARIABLES = {INK: "--ink", SOFT: "--soft", RULE: "--rule", ACCENT: "--accent"}
+VARIABLES = {INK: "--ink", SOFT: "--soft", RULE: "--rule", ACCENT: "--accent", PAPER: "--paper"}
 VARIABLES |= {colour: f"--series-{place}" for place, colour in enumerate(SERIES)}
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 _SETTINGS = {

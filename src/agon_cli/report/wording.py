@@ -11,10 +11,15 @@ _SHOWN = {ord("\n"), ord("\t")}
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 """Categories of characters that show nothing or reorder what is shown: controls, formats, surrogates, separators."""
 
+_CONTROLS = (
+    "NUL SOH STX ETX EOT ENQ ACK BEL BS TAB LF VT FF CR SO SI "
+    "DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN EM SUB ESC FS GS RS US"
+).split()
+
 
 def visible(text: str) -> str:
-    """The text with every character that would hide, reorder or end something spelt out: control characters as their
-    pictures (␀, ␛), the others as ⟨U+202E⟩. Newlines and tabs stay; the result can always be encoded."""
+    """The text with every character that would hide, reorder or end something spelt out: control characters by
+    name (⟨NUL⟩, ⟨ESC⟩), the others as ⟨U+202E⟩. Newlines and tabs stay; the result can always be encoded."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(_spelt(sign) for sign in text.replace("\r\n", "\n"))
@@ -24,9 +29,7 @@ def _spelt(sign: str) -> str:
     code = ord(sign)
     if code in _SHOWN or unicodedata.category(sign) not in _HIDDEN:
         return sign
-    if code < 0x20:
-        return chr(0x2400 + code)
-    return "␡" if code == 0x7F else f"⟨U+{code:04X}⟩"
+    return f"⟨{_CONTROLS[code]}⟩" if code < len(_CONTROLS) else "⟨DEL⟩" if code == 0x7F else f"⟨U+{code:04X}⟩"
 
 
 def one_line(text: str, width: int) -> str:
