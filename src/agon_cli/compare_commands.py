@@ -1,0 +1,42 @@
+"""`agon compare`: parse, call, exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agon_cli.options import AsJson, Quiet
+
+Sources = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SOURCE... [KEY.PATH=VALUE]...",
+        help="A recipe, whose methods are trained where they are missing; run folders; comparison folders.",
+        show_default=False,
+    ),
+]
+
+
+def compare(
+    sources: Sources,
+    methods: Annotated[str | None, typer.Option(metavar="A,B,...", show_default=False,
+        help="Methods by name, and variants as NAME:key=value.  [default: every method]")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, max=1000, metavar="N", show_default=False,
+        help="Runs of each method, under the recipe's seed and those after it.  [default: 1]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Comparison folder.  [default: comparisons/<recipe>]",
+                                             show_default=False)] = None,
+    gate: Annotated[list[str] | None, typer.Option(metavar="EXPR", show_default=False,
+        help="A condition, such as 'agon>=grpo'; exit code 100 where it is not met.")] = None,
+    intersect: Annotated[bool, typer.Option("--intersect", help="Compare runs with other problems on those they share."
+                                            )] = False,
+    extras: Annotated[bool, typer.Option("--extras/--no-extras", help="Also the arms that need models after training: "
+                                         "equal tokens, placebos.")] = True,
+    jobs: Annotated[int | None, typer.Option(min=1, max=1000, metavar="N", show_default=False,
+        help="Runs trained at once.  [default: as many as the cores hold; 1 with a GPU]")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:  # fmt: skip
+    """Compare methods at equal budget: train what is missing, then paired statistics, tables and a page."""
+    raise NotImplementedError
