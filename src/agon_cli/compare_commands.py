@@ -12,7 +12,7 @@ from agon_cli.options import AsJson, Quiet
 Sources = Annotated[
     list[str],
     typer.Argument(
-        metavar="SOURCE... [KEY.PATH=VALUE]...",
+        metavar="SOURCE|KEY.PATH=VALUE",
         help="A recipe, whose methods are trained where they are missing; run folders; comparison folders.",
         show_default=False,
     ),
@@ -31,8 +31,8 @@ def compare(
         help="A condition, such as 'agon>=grpo'; exit code 100 where it is not met.")] = None,
     intersect: Annotated[bool, typer.Option("--intersect", help="Compare runs with other problems on those they share."
                                             )] = False,
-    extras: Annotated[bool, typer.Option("--extras/--no-extras", help="Also the arms that need models after training: "
-                                         "equal tokens, placebos.")] = True,
+    no_extras: Annotated[bool, typer.Option("--no-extras", help="Leave out the arms that need models after training: "
+                                            "equal tokens, placebos.")] = False,
     jobs: Annotated[int | None, typer.Option(min=1, max=1000, metavar="N", show_default=False,
         help="Runs trained at once.  [default: as many as the cores hold; 1 with a GPU]")] = None,
     as_json: AsJson = False,
