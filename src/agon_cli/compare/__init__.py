@@ -1,1 +1,1 @@
-"""Methods compared at equal budget: cells are trained where they are missing, then arms, statistics and a document."""
+"""A comparison of methods: their runs, the arms that come of them, and what is said about those."""

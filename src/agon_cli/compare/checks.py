@@ -131,7 +131,8 @@ def _alike(
         except AgonError as error:
             hint = "--intersect needs the data of every run, to see that problems of one name are the same"
             raise UsageError(f"{run.name}: its problems cannot be read: {error.message}", hint) from error
-    return frozenset(name for name in ids if len({table.get(name, ("", "")) for table in known}) == 1)
+    seen = {name: [table.get(name) for table in known] for name in ids}
+    return frozenset(name for name, found in seen.items() if None not in found and len(set(found)) == 1)
 
 
 def parity(runs: Sequence[Run]) -> list[str]:
