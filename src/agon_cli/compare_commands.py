@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from agon_cli.errors import Stopped
 from agon_cli.options import AsJson, Quiet
 
 Sources = Annotated[
@@ -39,4 +42,32 @@ def compare(
     quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Compare methods at equal budget: train what is missing, then paired statistics, tables and a page."""
-    raise NotImplementedError
+    from agon_cli import report
+    from agon_cli.compare import conduct
+    from agon_cli.console.comparison import show_comparison
+    from agon_cli.console.text import as_line
+    from agon_cli.console.trainings import trainings
+    from agon_cli.halt import Halt
+
+    asked = conduct.Asked(tuple(sources), methods, seeds, out, tuple(gate or ()), intersect, not no_extras, jobs)
+    again = asked.command()
+    again += f" --out {shlex.quote(str(out))}" * (out is not None) + f" --jobs {jobs}" * (jobs is not None)
+    again += " --json" * as_json + " --quiet" * quiet
+    with Halt(quiet or as_json) as halt:
+        try:
+            with trainings(as_json, quiet) as listen:
+                folder, document = conduct.compare(asked, listen, again)
+                files = report.write(folder, document)
+        except KeyboardInterrupt:
+            said = f"stopped by {halt.signal.name if halt.signal else 'SIGINT'}; what was whole is kept"
+            raise Stopped(said, f"continue with: {again}", halt.code) from None
+    if as_json:
+        sys.stdout.write(as_line("comparison", dict(document)) + "\n")
+    else:
+        show_comparison(document)
+    if not (quiet or as_json):
+        sys.stderr.write(f"written: {', '.join(str(path) for path in files)}\n")
+    unmet = [held for held in document["gates"] if not held["met"]]
+    if unmet:
+        why = "; ".join(f"{held['text']}: {held['why']}" for held in unmet)
+        raise conduct.GateNotMet(f"gate not met: {why}", f"the comparison is whole: {folder}")

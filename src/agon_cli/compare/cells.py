@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from agon_cli.errors import UsageError
 from agon_cli.players import recipe_of
@@ -36,12 +36,10 @@ class Method:
     """Recipe overrides that make the variant."""
 
     @property
-    def deploy(self) -> str:
-        """`single` or `cascade`."""
-        return next(
-            (change.partition("=")[2] for change in reversed(self.changes) if change.startswith("method.deploy=")),
-            str(PRESETS[self.preset]["deploy"]),
-        )
+    def deploy(self) -> Literal["single", "cascade"]:
+        """How it is used and judged."""
+        changed = (change.partition("=")[2] for change in reversed(self.changes) if change.startswith("method.deploy="))
+        return "single" if next(changed, PRESETS[self.preset]["deploy"]) == "single" else "cascade"
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 from agon_cli.compare.cells import Run
@@ -61,8 +62,6 @@ def _told(asked: Asked) -> str:
 
 
 def _short(ids: Iterable[str]) -> str:
-    from hashlib import sha256
-
     return sha256("\n".join(sorted(ids)).encode("utf-8", "surrogatepass")).hexdigest()[:8]
 
 

@@ -43,7 +43,7 @@ class Evidence:
             if kept is None or row["split"] != "test" or row["problem_id"] in kept[run.seed]:
                 yield row
 
-    def only_kept(self, rows: Sequence[Row], seed: int) -> list[Row]:
+    def only_kept(self, rows: Sequence[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
         """Of rows of the test split, those of the problems to compare on."""
         return [row for row in rows if self.kept is None or row["problem_id"] in self.kept[seed]]
 
