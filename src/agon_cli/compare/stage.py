@@ -45,6 +45,11 @@ class Stage:
         """Who drafts, or answers alone."""
         return direction(self.arm).drafter
 
+    @property
+    def solver(self) -> str:
+        """Who answers after reading: of a player alone, itself."""
+        return direction(self.arm).challenger or self.drafter
+
     def place(self, arm: str, mode: str) -> Row:
         """What the rows of an arm begin with."""
         return {"step": self.step, "split": "test", "arm": arm, "mode": mode}
@@ -118,7 +123,7 @@ def proposers(stage: Stage, budget: float) -> list[Row]:
     """One more completion reads k drafts of the same player, for every k up to the budget: arms `proposers@1`, … and
     `proposers`, which spends the budget."""
     drafts: list[list[Group]] = []
-    player = direction(stage.arm).challenger or stage.drafter
+    player = stage.solver
     renderer, most = stage.arena.renderers[player], stage.arena.recipe.rollout.max_prompt_tokens
     empty = [len(renderer.rival(problem, "").ids) for problem in stage.problems]
 
@@ -151,9 +156,8 @@ def empty(stage: Stage, _: float) -> list[Row]:
 
 
 def _placebo(stage: Stage, exchange: str) -> list[Row]:
-    pair = direction(stage.arm)
-    drafts = draft(stage.arena, pair.drafter, stage.problems, stage.samples, "eval test", _quiet)
-    finals = challenge(stage.arena, pair.challenger, drafts, exchange, "per_rollout", "eval test", _quiet)
+    drafts = draft(stage.arena, stage.drafter, stage.problems, stage.samples, "eval test", _quiet)
+    finals = challenge(stage.arena, stage.solver, drafts, exchange, "per_rollout", "eval test", _quiet)
     place = stage.place(stage.arm, "cascade")
     return _flat(cascade_rows(stage.arena, *both, place) for both in zip(drafts, finals, strict=True))
 
@@ -162,7 +166,7 @@ def claim(stage: Stage, _: float) -> list[Row]:
     """Two samples of a player of the tiny world: the first whose summary claims a hit, else the first."""
     groups = draft(stage.arena, stage.drafter, stage.problems, 2, "claim test", _quiet)
     place = stage.place("claim", "claim")
-    return [kept(rows_of(group, {}), _claiming(group)) | place for group in groups]
+    return [kept(rows_of(group, place), _claiming(group)) for group in groups]
 
 
 def _claiming(group: Group) -> int:
