@@ -125,11 +125,11 @@ def proposers(stage: Stage, budget: float) -> list[Row]:
     drafts: list[list[Group]] = []
     player = stage.solver
     renderer, most = stage.arena.renderers[player], stage.arena.recipe.rollout.max_prompt_tokens
-    empty = [len(renderer.rival(problem, "").ids) for problem in stage.problems]
+    bare = [len(renderer.rival(problem, "").ids) for problem in stage.problems]
 
     def rows_at(k: int) -> list[Row]:
         drafts.append(_drafts(stage, "proposers", k - 1))
-        room = room_for(k, renderer, empty, most)
+        room = room_for(k, renderer, bare, most)
         wide = Renderer(renderer.tokenizer, renderer.prompts, room)
         arena = replace(stage.arena, renderers={**stage.arena.renderers, player: wide})
         several = list(zip(*drafts, strict=True))
