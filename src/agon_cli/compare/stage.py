@@ -104,16 +104,14 @@ def vote(stage: Stage, budget: float) -> list[Row]:
     """A player's samples and, for every k up to the budget, their majority by the verifier's own equality: arms
     `vote@1`, `vote@2`, … and `vote`, which spends the budget."""
     drawn: list[list[Row]] = [[] for _ in stage.problems]
-    votes: list[list[int | None]] = [[] for _ in stage.problems]
+    equal = stage.arena.verifier.equal
 
     def rows_at(k: int) -> list[Row]:
         for samples, group in zip(drawn, _drafts(stage, "vote", k - 1), strict=True):
             row = rows_of(group, stage.place(group.player, "single"))[0]
             samples.append(row | {"sample": stage.samples + k - 1})
-        for samples, mine in zip(drawn, votes, strict=True):
-            mine[:] = classes(samples, stage.arena.verifier.equal)
         place = stage.place(f"vote@{k}", "vote")
-        return [voted(samples, mine) | place for samples, mine in zip(drawn, votes, strict=True)]
+        return [voted(samples, classes(samples, equal)) | place for samples in drawn]
 
     points = grown(budget, rows_at)
     return [*_flat(drawn), *_flat(points), *_spending(stage, "vote", points, budget)]
