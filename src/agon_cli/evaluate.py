@@ -29,7 +29,7 @@ def evaluate(
     drafts = {name: draft(arena, name, mine, samples, when, _quiet) for name in recipe.cast}
     place = {"step": step, "split": split}
     by_arm = [
-        [_rows(group, place | {"arm": name, "mode": "single"}) for group in groups] for name, groups in drafts.items()
+        [rows_of(group, place | {"arm": name, "mode": "single"}) for group in groups] for name, groups in drafts.items()
     ]
     if mode == "cascade":
         # A method that trains without exchange is still deployed as a cascade that reads; only the control reads amiss.
@@ -38,7 +38,7 @@ def evaluate(
             first = drafts[pair.drafter]
             finals = challenge(arena, pair.challenger, first, exchange, "per_rollout", when, _quiet)
             arm = place | {"arm": f"{pair.drafter}>{pair.challenger}", "mode": "cascade"}
-            by_arm.append([_cascade_rows(arena, *both, arm) for both in zip(first, finals, strict=True)])
+            by_arm.append([cascade_rows(arena, *both, arm) for both in zip(first, finals, strict=True)])
     by_problem = arena.ranks.whole(list(zip(*by_arm, strict=True)))
     return [row for arm in zip(*by_problem, strict=True) for rows in arm for row in rows]
 
@@ -59,7 +59,8 @@ def direction(name: str) -> Pairing:
     return Pairing(drafter, solver)
 
 
-def _rows(group: Group, place: Row) -> list[Row]:
+def rows_of(group: Group, place: Row) -> list[Row]:
+    """A problem's rows of one stage; `place` says which arm of which evaluation they are."""
     return [
         place | {
             "player": group.player, "problem_id": group.problem.id, "sample": index,
@@ -73,7 +74,7 @@ def _rows(group: Group, place: Row) -> list[Row]:
     ]  # fmt: skip
 
 
-def _cascade_rows(arena: Arena, draft: Group, final: Group, place: Row) -> list[Row]:
+def cascade_rows(arena: Arena, draft: Group, final: Group, place: Row) -> list[Row]:
     """A problem's rows of the final stage, each with what a reader needs to know of its draft."""
     pairs = zip(draft.rollouts, final.rollouts, strict=True)
     return [
@@ -81,7 +82,7 @@ def _cascade_rows(arena: Arena, draft: Group, final: Group, place: Row) -> list[
             "draft_verdict": a.verdict.status, "draft_tokens": len(a.completion.ids),
             "read": b.read_summary is not None, "copied": copied(a, b, arena.verifier.equal),
         }
-        for row, (a, b) in zip(_rows(final, place), pairs, strict=True)
+        for row, (a, b) in zip(rows_of(final, place), pairs, strict=True)
     ]  # fmt: skip
 
 

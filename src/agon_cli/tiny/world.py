@@ -48,6 +48,8 @@ VOCABULARY: tuple[str, ...] = (
 )
 """Every word of the world, 42 in all; a word's place here is its token id."""
 
+NUMBERS = frozenset(str(number) for number in range(MODULUS))
+
 TRY_COUNTS, TRY_WEIGHTS = (1, 2, 3, 4), (0.2, 0.3, 0.3, 0.2)
 WRONG_FACT = 0.03
 """Share of table facts written down wrong, in a trace the base learns from."""
@@ -128,6 +130,14 @@ def reading_prompt(question: str, summary: str) -> str:
 def summary_of(pairs: Sequence[Pair]) -> str:
     """The tried pairs as words: `4 5 10 2`."""
     return " ".join(f"{candidate} {value}" for candidate, value in pairs)
+
+
+def claims_hit(summary: str | None, equation: Equation) -> bool:
+    """Whether a summary says of the last number it tried that it solves the equation. What is no list of pairs claims
+    nothing."""
+    words = (summary or "").split()
+    pairs = len(words) % 2 == 0 and all(word in NUMBERS for word in words)
+    return pairs and words[-1:] == [str(equation.target)]
 
 
 def _fact(true_value: int, rng: random.Random) -> int:

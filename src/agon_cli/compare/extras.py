@@ -1,0 +1,154 @@
+"""Arms that need models after training: votes and proposers at a cascade's budget, placebos for what is read, the tiny
+world's free check. Evaluated once from a run's newest checkpoint, and kept as evaluation rows beside the runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from agon_cli.compare.arms import SINGLE_OF, Evaluated, Kind, Measured, gather, tallies
+from agon_cli.compare.stage import PLAYED, Stage, hashes_of, on_stage
+from agon_cli.document import Budget, Estimate
+from agon_cli.metrics import check_grading
+from agon_cli.players import recipe_of
+from agon_cli.recipe import resolved
+from agon_cli.recipe.presets import PRESETS
+from agon_cli.runlog import read
+
+Row = dict[str, Any]
+What = Literal["vote", "proposers", "shuffled", "empty", "claim"]
+FORMAT = 1
+"""Of the rows and of how they are drawn; rows of another are made again."""
+
+
+@dataclass(frozen=True)
+class Extra:
+    """An arm to evaluate. `vote` and `proposers` spend `budget`, generated tokens a problem."""
+
+    what: What
+    budget: float = 0.0
+
+
+def rows(
+    run: Path,
+    path: Path,
+    wanted: Sequence[Extra],
+    tell: Callable[[str], None],
+    staged: Callable[[Path, Evaluated], AbstractContextManager[Stage]] = on_stage,
+) -> dict[What, list[Row]]:
+    """The rows of every extra wanted of a run, by what it is. Those that `path` holds under the same key (the run's
+    recipe, inputs and step, the direction, the budget, FORMAT) are read; the others are evaluated and written there,
+    each as soon as it is whole.
+
+    `tell` hears what is being evaluated. Raises UsageError for a run that is not finished or whose inputs changed,
+    GradingError where the verifier fails too often.
+    """
+    recipe = recipe_of(run)
+    evaluated = Evaluated(tallies(read(run, "evals")), str(run), recipe.method.deploy)
+    made_of = _digest([resolved(recipe), hashes_of(run)])
+    samples = evaluated.deployed().tally.samples
+    common = [FORMAT, made_of, evaluated.step, evaluated.chosen, samples]
+    keys = {extra.what: _digest([*common, extra.what, _rounded(extra.budget)]) for extra in wanted}
+    held = _held(path)
+    missing = [extra for extra in wanted if held.get(extra.what, ("", []))[0] != keys[extra.what]]
+    if missing:
+        with staged(run, evaluated) as stage:
+            for extra in missing:
+                tell(extra.what)
+                made = PLAYED[extra.what](stage, _rounded(extra.budget))
+                check_grading(sum(row["verdict"] == "grader_error" for row in made), len(made))
+                held[extra.what] = keys[extra.what], [{"extra": extra.what} | row for row in made]
+                _write(path, held)
+    return {extra.what: held[extra.what][1] for extra in wanted}
+
+
+def _rounded(budget: float) -> float:
+    """What is left of a budget once sums in another order no longer tell."""
+    return float(f"{budget:.6g}")
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+Held = dict[What, tuple[str, list[Row]]]
+
+
+def _held(path: Path) -> Held:
+    """The key and rows of every extra that a file holds; nothing of one that is torn, edited or not there."""
+    with suppress(OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        with path.open("rb") as file:
+            header, *rest = [json.loads(line) for line in file]
+        held: Held = {what: (entry["key"], []) for what, entry in header["extras"].items()}
+        for row in rest:
+            held[row["extra"]][1].append(row)
+        if header == _header(held):
+            return held
+    return {}
+
+
+def _header(held: Held) -> Row:
+    entries = {what: {"key": held[what][0], "rows": _digest(held[what][1])} for what in sorted(held)}
+    return {"format": FORMAT, "extras": entries}
+
+
+def _write(path: Path, held: Held) -> None:
+    """Write all in one step: a kill leaves the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.new")
+    with fresh.open("w", encoding="ascii") as file:
+        for row in [_header(held), *(row for what in sorted(held) for row in held[what][1])]:
+            file.write(json.dumps(row, separators=(",", ":")) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+
+
+def measured(runs: Mapping[int, Sequence[Row]], what: What, method: str, name: str = "") -> Measured:
+    """The arm that an extra's rows, by seed, come to. `method` is the run's; `name` is what its arm is called where
+    that is not the method's. What spends a budget is called after the samples a problem that it took: `grpo vote@1.9`.
+    """
+    whose = name or method
+    if what in ("vote", "claim"):
+        method, whose = SINGLE_OF.get(method, method), SINGLE_OF.get(whose, whose)
+    kind: Kind = "control" if what in ("shuffled", "empty") else "equal_tokens"
+    # A vote's single samples and its points along k have other names than its arm; a placebo's rows are all its arm.
+    mine = {seed: [row for row in rows if kind == "control" or row["arm"] == what] for seed, rows in runs.items()}
+    spends = what in ("vote", "proposers")
+    ks = [row["k"] for rows in mine.values() for row in rows] if spends else []
+    k = f"{sum(ks) / len(ks):.1f}".removesuffix(".0") if ks else ""
+    words = {
+        "vote": f"majority of {k} samples of {whose}",
+        "proposers": f"{whose} reading {k} drafts at once",
+        "shuffled": f"{whose}, its solver shown drafts of other problems",
+        "empty": f"{whose}, its solver shown nothing",
+        "claim": f"two samples of {whose}, the one kept that claims to have checked its answer",
+    }
+    deploy: Any = "cascade" if kind == "control" else what
+    title = f"{whose} {what}" + (f"@{k}" if spends else "")
+    return gather(mine, title, words[what], kind, method, deploy, PRESETS[method]["players"] != "base")
+
+
+def family(runs: Mapping[int, Sequence[Row]], what: What, method: str, over: Callable[[Measured], Estimate]) -> Budget:
+    """Accuracy along k for every whole k that all seeds have; `over` gives an arm's estimate over seeds and items."""
+    whose = SINGLE_OF.get(method, method) if what == "vote" else method
+    words = {"vote": f"majority votes of {whose}", "proposers": f"{whose} with more proposers"}
+    arms = [{row["arm"] for row in rows} for rows in runs.values()]
+    points = []
+    for k in range(1, 1 + max((len(names) for names in arms), default=0)):
+        if not all(f"{what}@{k}" in names for names in arms):
+            break
+        mine = {seed: [row for row in rows if row["arm"] == f"{what}@{k}"] for seed, rows in runs.items()}
+        arm = gather(mine, f"{whose} {what}@{k}", "", "equal_tokens", method, "single", True)
+        estimate = over(arm)
+        points.append({
+            "k": float(k), "tokens": arm.tokens["generated"], "accuracy": estimate["value"] or 0.0,
+            "low": estimate["low"], "high": estimate["high"],
+        })  # fmt: skip
+    return {"name": f"{whose} {what}", "label": words[what], "points": points}
