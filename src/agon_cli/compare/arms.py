@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -261,7 +261,7 @@ class Evaluated:
 def document(measured: Measured, accuracy: Estimate) -> Arm:
     """The arm as the document holds it; `accuracy` is over seeds and items together, of `measured.scores`."""
     tallied = [one.tally for one in measured.seeds.values()]
-    table = [[sum(tally.table[a][b] for tally in tallied) for b in (0, 1)] for a in (0, 1)]
+    table = table_of(tallied)
     drafted = any(map(sum, table))
     return {
         "name": measured.name,
@@ -274,7 +274,7 @@ def document(measured: Measured, accuracy: Estimate) -> Arm:
         "tokens": measured.tokens,
         "truncated": _share(sum(tally.truncated for tally in tallied), sum(tally.rows for tally in tallied)),
         "table": table if drafted else None,
-        "rates": _rates(table, tallied) if drafted else {},
+        "rates": rates(tallied) if drafted else {},
         "seeds": [_seed(seed, one) for seed, one in measured.seeds.items()],
     }
 
@@ -295,12 +295,16 @@ def _seed(seed: int, one: OneSeed) -> ArmSeed:
     }
 
 
-def _rates(table: list[list[int]], tallied: Iterable[Tally]) -> dict[str, float | None]:
-    """`fix`, `break` and `copy` (METHOD's rates) over all seeds."""
-    wrong, right = table
-    read = [(tally.copied, tally.wrong_read) for tally in tallied]
-    copied, of = (sum(counts) for counts in zip(*read, strict=True))
-    return {"fix": _share(wrong[1], sum(wrong)), "break": _share(right[0], sum(right)), "copy": _share(copied, of)}
+def rates(tallied: Sequence[Tally]) -> dict[str, float | None]:
+    """`fix`, `break` and `copy` (METHOD's rates) of all that was counted."""
+    wrong, right = table_of(tallied)
+    copied, read = (sum(getattr(tally, name) for tally in tallied) for name in ("copied", "wrong_read"))
+    return {"fix": _share(wrong[1], sum(wrong)), "break": _share(right[0], sum(right)), "copy": _share(copied, read)}
+
+
+def table_of(tallied: Sequence[Tally]) -> list[list[int]]:
+    """Counts of completions over all of them, table[draft right?][final right?]."""
+    return [[sum(tally.table[a][b] for tally in tallied) for b in (0, 1)] for a in (0, 1)]
 
 
 def _share(part: int, whole: int) -> float | None:
