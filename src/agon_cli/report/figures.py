@@ -173,7 +173,8 @@ def _scatter(
         _finish(axes, words)
         axes.margins(x=0.14, y=0.1)
         axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())  # where the labels go depends on them: they stay
-        place = Labels(axes, [label[:2] for label in labels])
+        lines = [[(point["tokens"], 100 * point["accuracy"]) for point in family["points"]] for family in budgets]
+        place = Labels(axes, [label[:2] for label in labels], lines)
         for x, y, text, colour in labels:
             place(x, y, one_line(text, _NAME), colour)
         return inline(figure, name, f"Accuracy against {words}. {'; '.join(told)}")

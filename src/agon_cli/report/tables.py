@@ -18,7 +18,7 @@ _TEX = {
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "|": r"\textbar{}", '"': r"\textquotedbl{}", "–": "--", MINUS: "$-$", "…": r"\ldots{}",
 }  # fmt: skip
-_MARKDOWN = {ord(sign): f"\\{sign}" for sign in "\\`*_{}[]<>#|~!"} | {ord("&"): "&amp;"}
+_MARKDOWN = {ord(sign): f"\\{sign}" for sign in "\\`*_<>#|~!"} | {ord("&"): "&amp;"}
 
 
 def markdown(document: Document) -> str:
@@ -84,7 +84,8 @@ def _contrast_row(contrast: Contrast) -> list[str]:
 
 
 def _md(text: str) -> str:
-    return one_line(text, 10_000).translate(_MARKDOWN)
+    # Brackets stay readable; what would make a link or the definition of one of them does not.
+    return one_line(text, 10_000).translate(_MARKDOWN).replace("](", "]\\(").replace("]:", "]\\:")
 
 
 def _md_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -106,5 +107,6 @@ def _tex(text: str) -> str:
 def _tex_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", r"\toprule"]
     lines += [" & ".join(_tex(cell) for cell in head) + r" \\", r"\midrule"]
-    lines += [" & ".join(_tex(cell) for cell in row) + r" \\" for row in rows]
+    # The group keeps a name that begins with a bracket from being read as an argument of the line break before it.
+    lines += ["{}" * row[0].startswith(("[", "*")) + " & ".join(_tex(cell) for cell in row) + r" \\" for row in rows]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
