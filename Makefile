@@ -1,9 +1,11 @@
 # Everything here works on a fresh machine with Python 3.10 or newer, make and a network for pip; nothing is installed
-# outside $(VENV). PIP_FLAGS reaches pip (a CPU-only torch, a mirror), PYTEST_ARGS reaches pytest (`PYTEST_ARGS="-n 2"`).
+# outside $(VENV). PIP_FLAGS reaches pip (a CPU-only torch, a mirror), PYTEST_ARGS reaches pytest (`PYTEST_ARGS="-x -k resume"`),
+# WORKERS is how many processes the tests share.
 PYTHON ?= python3
 VENV ?= .venv
 PIP_FLAGS ?=
 PYTEST_ARGS ?=
+WORKERS ?= 2
 BENCH_ARGS ?=
 
 BIN := $(VENV)/bin
@@ -27,7 +29,7 @@ test: export HF_HUB_OFFLINE = 1
 # Nothing is compiled, but bitsandbytes loads torch's compiler at every start unless told so: two seconds, a hundred times.
 test: export TORCHDYNAMO_DISABLE = 1
 test: $(VENV)/.installed-test lint ## the newcomer's check: style, types, generated docs, all tests
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-test ## style, types and generated docs alone
 	$(BIN)/ruff check .

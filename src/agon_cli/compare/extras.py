@@ -84,23 +84,26 @@ def _held(path: Path) -> Held:
     """The key and rows of every extra that a file holds; nothing of one that is torn, edited or not there."""
     with suppress(OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
         with path.open("rb") as file:
-            header, *rest = [json.loads(line) for line in file if line.endswith(b"\n")]
+            header, *rest = [json.loads(line) for line in file]
         held: Held = {what: (entry["key"], []) for what, entry in header["extras"].items()}
         for row in rest:
             held[row["extra"]][1].append(row)
-        if all(len(held[what][1]) == entry["rows"] for what, entry in header["extras"].items()):
+        if header == _header(held):
             return held
     return {}
 
 
+def _header(held: Held) -> Row:
+    entries = {what: {"key": held[what][0], "rows": _digest(held[what][1])} for what in sorted(held)}
+    return {"format": FORMAT, "extras": entries}
+
+
 def _write(path: Path, held: Held) -> None:
     """Write all in one step: a kill leaves the old file or the new one."""
-    order = sorted(held)
-    header = {"format": FORMAT, "extras": {what: {"key": held[what][0], "rows": len(held[what][1])} for what in order}}
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.new")
     with fresh.open("w", encoding="ascii") as file:
-        for row in [header, *(row for what in order for row in held[what][1])]:
+        for row in [_header(held), *(row for what in sorted(held) for row in held[what][1])]:
             file.write(json.dumps(row, separators=(",", ":")) + "\n")
         file.flush()
         os.fsync(file.fileno())
@@ -115,7 +118,8 @@ def measured(runs: Mapping[int, Sequence[Row]], what: What, method: str, name: s
     if what in ("vote", "claim"):
         method, whose = SINGLE_OF.get(method, method), SINGLE_OF.get(whose, whose)
     kind: Kind = "control" if what in ("shuffled", "empty") else "equal_tokens"
-    mine = {seed: [row for row in rows if what in (row["arm"], "shuffled", "empty")] for seed, rows in runs.items()}
+    # A vote's single samples and its points along k have other names than its arm; a placebo's rows are all its arm.
+    mine = {seed: [row for row in rows if kind == "control" or row["arm"] == what] for seed, rows in runs.items()}
     spends = what in ("vote", "proposers")
     ks = [row["k"] for rows in mine.values() for row in rows] if spends else []
     k = f"{sum(ks) / len(ks):.1f}".removesuffix(".0") if ks else ""

@@ -84,10 +84,10 @@ def kept(samples: Sequence[Row], place: int) -> Row:
     return samples[place] | total | {"sample": 0, "stage": "final", "k": len(samples)}
 
 
-def room_for(count: int, renderer: Renderer, empty_prompts: Sequence[int], most: int) -> int:
+def room_for(count: int, renderer: Renderer, bare: Sequence[int], most: int) -> int:
     """Tokens of room for `count` summaries: as many times the room of one as the longest prompt leaves of `most`.
-    `empty_prompts` are the lengths of the prompts that have no summary in them yet."""
-    return max(1, min(count * renderer.summary_tokens, most - max(empty_prompts)))
+    `bare` are the lengths of the prompts that have no summary in them yet."""
+    return max(1, min(count * renderer.summary_tokens, most - max(bare)))
 
 
 def joined(summaries: Sequence[str], renderer: Renderer, room: int) -> str | None:

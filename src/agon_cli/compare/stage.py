@@ -45,6 +45,11 @@ class Stage:
         """Who drafts, or answers alone."""
         return direction(self.arm).drafter
 
+    @property
+    def solver(self) -> str:
+        """Who answers after reading: of a player alone, itself."""
+        return direction(self.arm).challenger or self.drafter
+
     def place(self, arm: str, mode: str) -> Row:
         """What the rows of an arm begin with."""
         return {"step": self.step, "split": "test", "arm": arm, "mode": mode}
@@ -99,16 +104,14 @@ def vote(stage: Stage, budget: float) -> list[Row]:
     """A player's samples and, for every k up to the budget, their majority by the verifier's own equality: arms
     `vote@1`, `vote@2`, … and `vote`, which spends the budget."""
     drawn: list[list[Row]] = [[] for _ in stage.problems]
-    votes: list[list[int | None]] = [[] for _ in stage.problems]
+    equal = stage.arena.verifier.equal
 
     def rows_at(k: int) -> list[Row]:
         for samples, group in zip(drawn, _drafts(stage, "vote", k - 1), strict=True):
             row = rows_of(group, stage.place(group.player, "single"))[0]
             samples.append(row | {"sample": stage.samples + k - 1})
-        for samples, mine in zip(drawn, votes, strict=True):
-            mine[:] = classes(samples, stage.arena.verifier.equal)
         place = stage.place(f"vote@{k}", "vote")
-        return [voted(samples, mine) | place for samples, mine in zip(drawn, votes, strict=True)]
+        return [voted(samples, classes(samples, equal)) | place for samples in drawn]
 
     points = grown(budget, rows_at)
     return [*_flat(drawn), *_flat(points), *_spending(stage, "vote", points, budget)]
@@ -118,13 +121,13 @@ def proposers(stage: Stage, budget: float) -> list[Row]:
     """One more completion reads k drafts of the same player, for every k up to the budget: arms `proposers@1`, … and
     `proposers`, which spends the budget."""
     drafts: list[list[Group]] = []
-    player = direction(stage.arm).challenger or stage.drafter
+    player = stage.solver
     renderer, most = stage.arena.renderers[player], stage.arena.recipe.rollout.max_prompt_tokens
-    empty = [len(renderer.rival(problem, "").ids) for problem in stage.problems]
+    bare = [len(renderer.rival(problem, "").ids) for problem in stage.problems]
 
     def rows_at(k: int) -> list[Row]:
         drafts.append(_drafts(stage, "proposers", k - 1))
-        room = room_for(k, renderer, empty, most)
+        room = room_for(k, renderer, bare, most)
         wide = Renderer(renderer.tokenizer, renderer.prompts, room)
         arena = replace(stage.arena, renderers={**stage.arena.renderers, player: wide})
         several = list(zip(*drafts, strict=True))
@@ -151,9 +154,8 @@ def empty(stage: Stage, _: float) -> list[Row]:
 
 
 def _placebo(stage: Stage, exchange: str) -> list[Row]:
-    pair = direction(stage.arm)
-    drafts = draft(stage.arena, pair.drafter, stage.problems, stage.samples, "eval test", _quiet)
-    finals = challenge(stage.arena, pair.challenger, drafts, exchange, "per_rollout", "eval test", _quiet)
+    drafts = draft(stage.arena, stage.drafter, stage.problems, stage.samples, "eval test", _quiet)
+    finals = challenge(stage.arena, stage.solver, drafts, exchange, "per_rollout", "eval test", _quiet)
     place = stage.place(stage.arm, "cascade")
     return _flat(cascade_rows(stage.arena, *both, place) for both in zip(drafts, finals, strict=True))
 
@@ -162,7 +164,7 @@ def claim(stage: Stage, _: float) -> list[Row]:
     """Two samples of a player of the tiny world: the first whose summary claims a hit, else the first."""
     groups = draft(stage.arena, stage.drafter, stage.problems, 2, "claim test", _quiet)
     place = stage.place("claim", "claim")
-    return [kept(rows_of(group, {}), _claiming(group)) | place for group in groups]
+    return [kept(rows_of(group, place), _claiming(group)) for group in groups]
 
 
 def _claiming(group: Group) -> int:
