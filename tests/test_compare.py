@@ -263,8 +263,6 @@ def test_hostile_rows_stay_text_and_numbers_that_are_none_become_null(capsys, he
         return row | {"text": evil, "summary": evil, "extracted": evil, "surplus": math.nan, "format": math.inf}
 
     run = made_up(here / "run", "agon", 0, 0.5, change=spoil)
-    path = run / "metrics.jsonl"
-    path.write_text(path.read_text().replace('"draft": 0.5', '"draft": NaN'))
     code, document, err = compared(capsys, str(run), "--out", "out")
     assert (code, err) == (0, "")
     assert len(document["samples"]) == 12
@@ -387,7 +385,8 @@ def test_arms_without_a_common_seed_are_not_compared(capsys, here):
         ("evals.jsonl", '"verdict"', '"verdicts"', "evals.jsonl:1: no 'verdict' where one belongs"),
         ("evals.jsonl", '{"step"', 'x{"step"', "evals.jsonl:1: not JSON"),
         ("metrics.jsonl", '"sampled": 160', '"sampled": "160"', "metrics.jsonl:1: 'sampled' is no count"),
-        ("metrics.jsonl", '"seconds": {', '"seconds": [], "was": {', "metrics.jsonl:1: 'seconds' holds no numbers"),
+        ("metrics.jsonl", '"seconds": {', '"seconds": [], "was": {', "metrics.jsonl:1: 'seconds' holds no times"),
+        ("metrics.jsonl", '"draft": 0.5', '"draft": NaN', "metrics.jsonl:1: 'seconds' holds no times"),
         ("metrics.jsonl", '"roles": {"draft": "A"', '"roles": {"draft": "Z"', "metrics.jsonl:1: 'roles' names"),
         ("manifest.json", '{"seed"', '["seed"', "manifest.json"),
     ],

@@ -120,12 +120,16 @@ def _flaw_of_step(row: Mapping[str, Any]) -> str | None:
         if type(part[key]) is not int or not 0 <= part[key] < _MOST:
             return f"{key!r} is no count"
     seconds = row["seconds"]
-    if not (isinstance(seconds, dict) and all(type(value) in (int, float) for value in seconds.values())):
-        return "'seconds' holds no numbers"
+    if not (isinstance(seconds, dict) and all(_is_time(value) for value in seconds.values())):
+        return "'seconds' holds no times"
     roles, players = row["roles"], row["players"]
     if not (isinstance(players, dict) and roles["draft"] in players and roles["challenge"] in (None, *players)):
         return "'roles' names no player of the step"
     return None
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < _MOST  # so neither NaN nor infinite
 
 
 def _flaw(row: Mapping[str, Any]) -> str | None:
