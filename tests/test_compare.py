@@ -572,10 +572,10 @@ def test_how_many_at_once(monkeypatch):
     from agon_cli.recipe import load
 
     monkeypatch.setattr(workers.os, "cpu_count", lambda: 8)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("agon_cli.memory.has_gpu", lambda: False)
     assert workers.at_once(load("tiny"), 20) == 8
     assert workers.at_once(load("tiny"), 3) == 3
     assert workers.at_once(load("tiny", ["hardware.threads=3"]), 20) == 2
     assert workers.at_once(load("tiny", ["hardware.threads=null"]), 20) == 1
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("agon_cli.memory.has_gpu", lambda: True)
     assert workers.at_once(load("tiny"), 20) == 1
