@@ -10,9 +10,10 @@ from agon_cli.document import FORMAT, Arm, ArmSeed, Contrast, Cost, Curve, Docum
 HOSTILE = (
     "<script>window.ran = true; document.title = 'owned'</script><img src=x onerror='window.ran = true'>"
     "</style></pre></details></main><!-- <base href='http://example.invalid/'> {{ 7 * 7 }} {% raw %} &lt;b&gt;\n"
-    "\x1b[31mred\x1b[0m nul \x00 bell \x07 bidi \u202eabc\u2066 soft\u00adhyphen zero\u200bwidth \ud800 \u2028 end\r\n\n"
+    "\x1b[31mred\x1b[0m nul \x00 bell \x07 bidi \u202eabc\u2066 soft\u00adhyphen zero\u200bwidth \ud800 \u2028 end\r\n"
     "<link rel=stylesheet href=http://example.invalid/a.css><iframe src=http://example.invalid></iframe>\n"
 ) + "unbroken" * 400
+EQUAL, CONTROL = "equal_tokens", "control"
 SEEDS = range(5)
 ITEMS = 217
 METHODS: dict[str, tuple[str, str, float, tuple[float, float, float]]] = {
@@ -30,13 +31,13 @@ METHODS: dict[str, tuple[str, str, float, tuple[float, float, float]]] = {
 }
 OTHERS: dict[str, tuple[str, str, str, str, float, tuple[float, float, float]]] = {
     "agon drafter": ("agon's drafter alone", "part", "agon", "single", 0.317, (0.0, 5.0, 32.4)),
-    "grpo vote@1.8": ("majority vote of the GRPO player at agon's tokens", "equal_tokens", "grpo", "vote", 0.401, (60.5, 5.0, 0.0)),
-    "zero_shot vote@2.5": ("majority vote of the base at agon's tokens", "equal_tokens", "zero_shot", "vote", 0.268, (60.7, 5.0, 0.0)),
-    "moa proposers@2": ("two proposers and an aggregator, untrained", "equal_tokens", "moa", "proposers", 0.223, (48.4, 17.3, 14.3)),
-    "grpo claim@2": ("two GRPO samples, the one that claims a hit", "equal_tokens", "grpo", "claim", 0.497, (67.2, 5.0, 0.0)),
-    "shuffled": ("agon, trained on summaries of other problems", "control", "shuffled", "cascade", 0.343, (31.9, 12.0, 30.2)),
-    "agon empty": ("agon's solver, shown nothing", "control", "agon", "cascade", 0.302, (32.4, 5.0, 33.0)),
-    "agon other's summary": ("agon's solver, shown another problem's summary", "control", "agon", "cascade", 0.287, (32.4, 12.1, 30.7)),
+    "grpo vote@1.8": ("GRPO, majority at agon's tokens", EQUAL, "grpo", "vote", 0.401, (60.5, 5.0, 0.0)),
+    "zero_shot vote@2.5": ("base, majority at agon's tokens", EQUAL, "zero_shot", "vote", 0.268, (60.7, 5.0, 0.0)),
+    "moa proposers@2": ("two proposers, one aggregator", EQUAL, "moa", "proposers", 0.223, (48.4, 17.3, 14.3)),
+    "grpo claim@2": ("two samples, the one that claims a hit", EQUAL, "grpo", "claim", 0.497, (67.2, 5.0, 0.0)),
+    "shuffled": ("trained on other problems' drafts", CONTROL, "shuffled", "cascade", 0.343, (31.9, 12.0, 30.2)),
+    "agon empty": ("agon's solver, shown nothing", CONTROL, "agon", "cascade", 0.302, (32.4, 5.0, 33.0)),
+    "agon other's summary": ("shown another problem's summary", CONTROL, "agon", "cascade", 0.287, (32.4, 12.1, 30.7)),
 }  # fmt: skip
 
 
@@ -72,7 +73,8 @@ def document(kind: str = "comparison") -> Document:
         "samples": _samples(),
         "gates": [{"text": "agon>=grpo", "met": True, "why": "49.9 against 36.7, an interval above zero"},
                   {"text": "agon>coop", "met": False, "why": "the interval [−6.4, +1.0] holds zero"}],
-        "recipe": {"method": {"preset": "agon", "bonus": 1.0}, "steps": 200, "prompts": {"plain": "solve {problem} :</pre>"}},
+        "recipe": {"method": {"preset": "agon", "bonus": 1.0}, "steps": 200,
+                   "prompts": {"plain": "solve {problem} :</pre>"}},
         "provenance": {
             "versions": {"agon": "0.1.0", "python": "3.11.7", "torch": "2.13.0"},
             "hardware": {"machine": "x86_64", "cpus": 2}, "seeds": list(SEEDS), "split": "test", "items": ITEMS,

@@ -235,6 +235,7 @@ def cascade(
 app.add_typer(data_commands.data, name="data")
 app.command()(data_commands.verify)
 app.command()(compare_commands.compare)
+app.command()(compare_commands.report)
 
 
 def _results() -> Any:

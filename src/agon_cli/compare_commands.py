@@ -1,4 +1,4 @@
-"""`agon compare`: parse, call, exit code."""
+"""`agon compare` and `agon report`: parse, call, exit code."""
 
 from __future__ import annotations
 
@@ -72,3 +72,26 @@ def compare(
     if unmet:
         why = "; ".join(f"{held['text']}: {held['why']}" for held in unmet)
         raise conduct.GateNotMet(f"gate not met: {why}", f"the comparison is whole: {folder}")
+
+
+def report(
+    source: Annotated[str, typer.Argument(metavar="RUN", show_default=False,
+        help="A run folder, a run's name under runs/, or a comparison folder, whose page is drawn anew.")],
+    out: Annotated[Path | None, typer.Option(metavar="FILE", show_default=False,
+        help="The page.  [default: RUN/report.html; page.html in a comparison folder]")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:  # fmt: skip
+    """Draw the page of a run: before and after, curves step by step, samples. Finished or not; reads its logs alone."""
+    from agon_cli import report as pages
+    from agon_cli.console.text import as_line, one_line
+    from agon_cli.report import run, stored
+    from agon_cli.runlog import find_run
+
+    folder = Path(source)
+    if (folder / stored.NAME).is_file():
+        path = pages.write_page(out or folder / "page.html", stored.read(folder / stored.NAME))
+    else:
+        folder = find_run(folder)
+        path = pages.write_page(out or folder / "report.html", run.document(folder))
+    sys.stdout.write((as_line("report", {"path": str(path)}) if as_json else one_line(str(path))) + "\n")

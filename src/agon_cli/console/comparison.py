@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Console
+from rich.markup import escape
 from rich.text import Text
 
 from agon_cli.console.results import new_table, print_matrix, print_table, screen
@@ -23,7 +24,7 @@ def show_comparison(document: Document) -> None:
     _arms(console, document)
     main = _main(document)
     if main is not None and main["table"] is not None:
-        print_matrix(console, {"arm": main["name"], "table": main["table"]} | main["rates"])
+        print_matrix(console, {"arm": escape(one_line(main["name"], _NAME)), "table": main["table"]} | main["rates"])
     if document["contrasts"]:
         _contrasts(console, document["contrasts"])
     for note in document["notes"]:
@@ -53,7 +54,7 @@ def _arms(console: Console, document: Document) -> None:
         if arms and heading:
             table.add_row(heading, style="dim")
         for arm in arms:
-            table.add_row(*_arm_cells(arm), style="bold" if arm is main else "")
+            table.add_row(*map(escape, _arm_cells(arm)), style="bold" if arm is main else "")
     print_table(console, table)
     _say(console, "tokens: draft + prefill + answer, means per problem; made: draft + answer")
     _say(console, "")
@@ -80,8 +81,8 @@ def _contrasts(console: Console, contrasts: list[Contrast]) -> None:
         found, p = one["difference"], one["p_holm"]
         value = "–" if found["value"] is None else f"{100 * found['value']:+.1f}"
         table.add_row(
-            one_line(f"{one['left']} - {one['right']}", _CONTRAST),
-            f"{value} [{100 * found['low']:+.1f}, {100 * found['high']:+.1f}]",
+            escape(one_line(f"{one['left']} - {one['right']}", _CONTRAST)),
+            escape(f"{value} [{100 * found['low']:+.1f}, {100 * found['high']:+.1f}]"),
             "<.001" if p < 0.0005 else f"{p:.3f}",
             f"{one['budget_ratio']:.2f}x",
             one["verdict"],

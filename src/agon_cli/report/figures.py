@@ -25,6 +25,7 @@ FORESTS = (1056, 340)
 WINDOW = 10
 """Steps that the thick line of a trace is the mean of."""
 
+
 @dataclass(frozen=True)
 class Stroke:
     """How one series is drawn, in every figure and legend."""
@@ -33,6 +34,7 @@ class Stroke:
     dash: Any
     marker: str
     width: float = 1.8
+
 
 @dataclass
 class Strokes:
@@ -52,6 +54,7 @@ class Strokes:
             self.given[name] = Stroke(SERIES[place % len(SERIES)], dash, marker)
         return self.given[name]
 
+
 def forest(contrasts: Sequence[Contrast], width: int) -> Markup:
     """Differences with their intervals, one row each, on one axis through zero. Narrow ones have names above bars."""
     narrow = width < 500
@@ -63,7 +66,7 @@ def forest(contrasts: Sequence[Contrast], width: int) -> Markup:
         _forest_axes(axes, contrasts)
         span = width - left - right
         for place, contrast in enumerate(contrasts):
-            low, value, high = (_points(contrast["difference"][end]) for end in ("low", "value", "high"))  # type: ignore[literal-required]
+            low, value, high = (_points(contrast["difference"][end]) for end in ("low", "value", "high"))
             sure = contrast["verdict"] != "cannot tell"
             colour = ACCENT if sure else SOFT
             axes.plot([low, high], [place, place], color=colour, linewidth=2.2 if sure else 1.6)
@@ -77,8 +80,9 @@ def forest(contrasts: Sequence[Contrast], width: int) -> Markup:
         summary = "; ".join(f"{name}: {text}" for name, text in zip(names, told, strict=True))
         return inline(figure, f"forest-{width}", f"Forest plot, differences in points with 95 % intervals. {summary}")
 
+
 def _forest_axes(axes: Axes, contrasts: Sequence[Contrast]) -> None:
-    ends = [_points(contrast["difference"][end]) for contrast in contrasts for end in ("low", "high")]  # type: ignore[literal-required]
+    ends = [_points(contrast["difference"][end]) for contrast in contrasts for end in ("low", "high")]
     low, high = min(0.0, *ends), max(0.0, *ends)
     room = 0.06 * (high - low or 1.0)
     axes.set_xlim(low - room, high + room)
@@ -90,21 +94,26 @@ def _forest_axes(axes: Axes, contrasts: Sequence[Contrast]) -> None:
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:+g}".replace("-", MINUS) if value else "0")
     axes.set_xlabel("points of accuracy, the first minus the second")
 
+
 def _contrast_name(contrast: Contrast, width: int) -> str:
     return f"{one_line(contrast['left'], width)} {MINUS} {one_line(contrast['right'], width)}"
+
 
 def _difference(contrast: Contrast) -> str:
     found = contrast["difference"]
     return f"{points(found['value'])} {change(found['low'], found['high'])}"
 
+
 def _points(value: float | None) -> float:
     return 100 * value if value is not None else 0.0
+
 
 AXES: tuple[tuple[str, str, Callable[[CurvePoint], float]], ...] = (
     ("step", "optimiser steps", lambda point: point["step"]),
     ("tokens", "tokens sampled in training", lambda point: point["tokens"]),
     ("seconds", "seconds of training steps", lambda point: point["seconds"]),
 )
+
 
 def curves(found: Sequence[Curve], strokes: Strokes) -> list[Markup]:
     """Dev accuracy against steps, tokens and time: the mean over seeds, and every seed faintly."""
@@ -123,6 +132,7 @@ def curves(found: Sequence[Curve], strokes: Strokes) -> list[Markup]:
             panels.append(inline(figure, f"curve-{name}", f"Dev accuracy against {words}, for {methods}"))
     return panels
 
+
 def _curve(axes: Axes, seeds: list[list[CurvePoint]], x: Callable[[CurvePoint], float], stroke: Stroke) -> None:
     if len(seeds) > 1:
         for one in seeds:
@@ -136,6 +146,7 @@ def _curve(axes: Axes, seeds: list[list[CurvePoint]], x: Callable[[CurvePoint], 
         color=stroke.colour, linestyle=stroke.dash, linewidth=stroke.width, marker=stroke.marker, markersize=4.5,
     )  # fmt: skip
 
+
 def _finish(axes: Axes, words: str) -> None:
     """Ticks that read well, and what the horizontal axis counts."""
     axes.set_xlabel(words)
@@ -144,10 +155,12 @@ def _finish(axes: Axes, words: str) -> None:
     axes.xaxis.set_major_formatter(lambda value, _: compact(value).replace(" ", ""))
     axes.margins(x=0.03, y=0.1)
 
+
 def answer_length(arms: Sequence[Arm], strokes: Strokes) -> Markup:
     """Mean tokens of the answering stage against accuracy, with intervals."""
     spots = [(arm["tokens"]["answer"], arm) for arm in arms if known(arm["accuracy"]["value"])]
     return _scatter(spots, [], strokes, "answer-length", "tokens of the answer, mean per problem")
+
 
 def generated(arms: Sequence[Arm], budgets: Sequence[Budget], strokes: Strokes) -> Markup:
     """All generated tokens against accuracy: deployed arms as points, families that spend more and more as lines."""
@@ -155,6 +168,7 @@ def generated(arms: Sequence[Arm], budgets: Sequence[Budget], strokes: Strokes) 
     spots = [(arm["tokens"]["generated"], arm) for arm in arms if known(arm["accuracy"]["value"])]
     spots = [(tokens, arm) for tokens, arm in spots if tokens not in drawn or not budgets]
     return _scatter(spots, budgets, strokes, "generated", "generated tokens, mean per problem")
+
 
 def _scatter(
     spots: Sequence[tuple[float, Arm]], budgets: Sequence[Budget], strokes: Strokes, name: str, words: str
@@ -164,7 +178,7 @@ def _scatter(
         labels: list[tuple[float, float, str, str]] = []
         for tokens, arm in spots:
             stroke, accuracy = strokes[arm["method"]], arm["accuracy"]
-            low, value, high = (_points(accuracy[end]) for end in ("low", "value", "high"))  # type: ignore[literal-required]
+            low, value, high = (_points(accuracy[end]) for end in ("low", "value", "high"))
             axes.plot([tokens, tokens], [low, high], color=stroke.colour, linewidth=1, alpha=0.5)
             axes.plot([tokens], [value], color=stroke.colour, marker=stroke.marker, markersize=7, linestyle="none")
             labels.append((tokens, value, arm["name"], INK))
@@ -179,9 +193,8 @@ def _scatter(
             place(x, y, one_line(text, _NAME), colour)
         return inline(figure, name, f"Accuracy against {words}. {'; '.join(told)}")
 
-def _family(
-    axes: Axes, family: Budget, strokes: Strokes, labels: list[tuple[float, float, str, str]]
-) -> str:
+
+def _family(axes: Axes, family: Budget, strokes: Strokes, labels: list[tuple[float, float, str, str]]) -> str:
     """Draw one family as a line through its points; what it says, for the description."""
     path = [(point["tokens"], 100 * point["accuracy"], point["k"]) for point in family["points"]]
     stroke = strokes[family["name"].split(" ")[0]]
@@ -193,6 +206,7 @@ def _family(
         labels.append((x, y, family["name"] if alone else f"{family['name']}, k={k:g}", INK))
     told = ", ".join(f"{y:.1f} % at {x:.0f} tokens" for x, y, _ in path)
     return f"{family['name']}: {told}"
+
 
 def traces(found: Sequence[Trace], strokes: Strokes) -> list[tuple[str, Markup]]:
     """One panel per quantity: every stream's values faintly, the mean of ten steps as its line."""
@@ -211,13 +225,16 @@ def traces(found: Sequence[Trace], strokes: Strokes) -> list[tuple[str, Markup]]
             panels.append((trace["name"], inline(figure, f"trace-{trace['name']}", _told(trace))))
     return panels
 
+
 def stream(line: Line) -> str:
     """The name of a player in a role."""
     return f"{line['player']} {'drafts' if line['role'] == 'draft' else 'challenges'}"
 
+
 def smooth(values: Sequence[float]) -> list[float]:
     """The mean of the last ten values at every place, of fewer at the start."""
     return [fmean(values[max(0, place - WINDOW + 1) : place + 1]) for place in range(len(values))]
+
 
 def _told(trace: Trace) -> str:
     ends: Mapping[str, tuple[float, float]] = {
@@ -226,9 +243,9 @@ def _told(trace: Trace) -> str:
     changes = "; ".join(f"{name}: from {start:.2f} to {end:.2f}" for name, (start, end) in ends.items())
     return f"{trace['name']} over the steps of the run. {changes}"
 
+
 def main_method(document: Document) -> str:
     """The method that the document is about: the left of its first contrast, else its first method."""
     by_name = {arm["name"]: arm["method"] for arm in document["arms"]}
     leads = [by_name[contrast["left"]] for contrast in document["contrasts"] if contrast["left"] in by_name]
     return next(iter([*leads, *(arm["method"] for arm in document["arms"] if arm["kind"] == "method")]), "")
-

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agon_cli.report.svg import TEXT
 
@@ -26,7 +26,7 @@ class Labels:
 
     def __init__(self, axes: Axes, spots: Sequence[Spot], lines: Sequence[Sequence[Spot]]) -> None:
         self._axes = axes
-        self._taken: list[Box] = [_around(*axes.transData.transform(spot), _POINT) for spot in spots]
+        self._taken: list[Box] = [_around(x, y, _POINT) for x, y in map(axes.transData.transform, spots)]
         for line in lines:
             corners = [axes.transData.transform(spot) for spot in line]
             for (x0, y0), (x1, y1) in pairwise(corners):
@@ -47,7 +47,7 @@ class Labels:
                             fontsize=TEXT, color=colour)  # fmt: skip
 
     @staticmethod
-    def _box(at: Sequence[float], text: str, dx: float, dy: float, side: str) -> Box:
+    def _box(at: Any, text: str, dx: float, dy: float, side: str) -> Box:
         width = _CHARACTER * len(text)
         left = at[0] + dx - {"left": 0.0, "right": width, "center": width / 2}[side]
         return left, at[1] + dy - _HEIGHT / 2, left + width, at[1] + dy + _HEIGHT / 2

@@ -52,7 +52,8 @@ TRACES = {
 
 _MARKS = {
     "o": "M11.5 5a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0-7 0", "s": "M11.8 1.8h6.4v6.4h-6.4z", "D": "M15 1l4 4l-4 4l-4-4z",
-    "^": "M15 1.5l3.8 6.8h-7.6z", "v": "M15 8.5l3.8-6.8h-7.6z", "P": "M13.6 1.5h2.8v2.1h2.1v2.8h-2.1v2.1h-2.8v-2.1h-2.1v-2.8h2.1z",
+    "^": "M15 1.5l3.8 6.8h-7.6z", "v": "M15 8.5l3.8-6.8h-7.6z",
+    "P": "M13.6 1.5h2.8v2.1h2.1v2.8h-2.1v2.1h-2.8v-2.1h-2.1v-2.8h2.1z",
     "": "M0 0",
 }  # fmt: skip
 """Markers of legends, as matplotlib draws them."""
@@ -67,7 +68,9 @@ def page(document: Document) -> str:
             strokes[arm["method"]]
     deployed = [arm for arm in document["arms"] if arm["kind"] == "method"]
     drawn = {
-        "forest": [figures.forest(document["contrasts"], width) for width in figures.FORESTS] if document["contrasts"] else [],
+        "forest": [figures.forest(document["contrasts"], width) for width in figures.FORESTS]
+        if document["contrasts"]
+        else [],
         "curves": figures.curves(document["curves"], strokes) if document["curves"] else [],
         "lengths": _lengths(document, deployed, strokes) if document["kind"] == "comparison" else [],
     }
@@ -78,7 +81,8 @@ def page(document: Document) -> str:
     return _template().render(
         document=document, main=main, groups=list(grouped(document)),
         strip=strip(document["arms"]), figures=drawn, curve_keys=curve_keys,
-        panels=panels, panel_keys=legend(streams, list(streams.given)), exchanged=list(exchanged(document["exchanges"])),
+        panels=panels, panel_keys=legend(streams, list(streams.given)),
+        exchanged=list(exchanged(document["exchanges"])),
         moments=MOMENTS, outcomes=OUTCOMES, samples=samples(document["samples"]),
         filters=filters(document["samples"], main), phases=_phases(document),
         recipe=json.dumps(document["recipe"], indent=2, ensure_ascii=False), swatch=lambda name: swatch(strokes[name]),
@@ -122,7 +126,7 @@ def swatch(stroke: figures.Stroke) -> Markup:
 
 
 def exchanged(found: Sequence[Exchange]) -> Iterable[tuple[str, str, list[tuple[str, str]]]]:
-    """Measure by measure: its name, what it is, and (start, end) for every method. Measures nobody took are left out."""
+    """Measure by measure: its name, what it is, and (start, end) for every method; those nobody took are left out."""
     for key, (name, meaning) in MOMENTS.items():
         ends = [(_moment(one["start"], key), _moment(one["end"], key)) for one in found]
         if any(wording.NOTHING not in pair or pair[0] != pair[1] for pair in ends):
@@ -151,8 +155,8 @@ def _answered(found: Sequence[Sample]) -> list[str]:
 
 
 def filters(found: Sequence[Sample], main: str) -> dict[str, Any]:
-    """What the samples can be filtered by: methods, the main one first chosen, and outcomes; and the style rules that do
-    it. A choice that nothing meets shows a sentence instead."""
+    """What the samples can be filtered by: methods, the main one chosen at first, and outcomes; and the style rules
+    that do it. A choice that nothing meets shows a sentence instead."""
     methods = _answered(found)
     rules = []
     for place, method in enumerate(methods):
@@ -162,8 +166,8 @@ def filters(found: Sequence[Sample], main: str) -> dict[str, Any]:
             if not any(sample["outcome"].get(method) == outcome for sample in found):
                 rules.append(f"{chosen} .nothing {{ display: block }}")
     counts = {name: sum(name in sample["outcome"].values() for sample in found) for name in OUTCOMES}
-    chosen = methods.index(main) if main in methods else 0
-    return {"methods": methods, "chosen": chosen, "rules": Markup("\n".join(rules)), "counts": counts}
+    first = methods.index(main) if main in methods else 0
+    return {"methods": methods, "chosen": first, "rules": Markup("\n".join(rules)), "counts": counts}
 
 
 def _phases(document: Document) -> list[str]:

@@ -107,22 +107,22 @@ def _deployed(found: Mapping[Place, Tally], last: int) -> str:
     return choose(dev) or next(iter([*cascades, *test]))
 
 
-def _arms(
-    found: Mapping[Place, Tally], step: int, recipe: Recipe, chosen: str, before: int | None = None
-) -> list[Arm]:
+def _arms(found: Mapping[Place, Tally], step: int, recipe: Recipe, chosen: str, before: int | None = None) -> list[Arm]:
     """Every arm of the test split at a step, the one that is deployed first; `before` names the step in their names."""
     arms = []
     for place, tally in sorted(found.items(), key=lambda item: (item[0].arm != chosen, item[1].mode != "cascade")):
         if (place.step, place.split) != (step, "test"):
             continue
         name, cascade = place.arm, tally.mode == "cascade"
-        kind: Literal["method", "part", "control"] = "method" if cascade or name == chosen else "part"
-        one = OneSeed(name, tally)
-        how: Literal["cascade", "single"] = "cascade" if cascade else "single"
-        trained = step > 0 and recipe.method.players != "base"
-        suffix = "" if before is None else f", step {before}"
-        measured = Measured(f"{name}{suffix}", _words(name, cascade, name == chosen and before is None), kind if before is None else "control",
-                            name, how, trained, {recipe.seed: one})  # fmt: skip
+        measured = Measured(
+            name=name if before is None else f"{name}, step {before}",
+            label=_words(name, cascade, name == chosen and before is None),
+            kind="control" if before is not None else "method" if cascade or name == chosen else "part",
+            method=name,
+            deploy="cascade" if cascade else "single",
+            trained=step > 0 and recipe.method.players != "base",
+            seeds={recipe.seed: OneSeed(name, tally)},
+        )
         low, high = interval_of(list(tally.scores.values()))
         arms.append(arm_of(measured, {"value": tally.accuracy, "low": low, "high": high}))
     return arms

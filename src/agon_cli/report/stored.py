@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints, is_typeddict
@@ -38,38 +38,37 @@ def read(path: Path) -> Document:
     return cast("Document", value)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _fields(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
 def complaints(value: Any, kind: Any, place: str) -> Iterator[str]:
     """Where a JSON value departs from a type of the contract: `arms[3].tokens: no 'draft' where one belongs`."""
-    origin = get_origin(kind)
-    if kind is Any:
-        return
+    origin, parts = get_origin(kind), get_args(kind)
     if is_typeddict(kind):
         yield from _of_object(value, kind, place)
-    elif origin is list:
-        if not isinstance(value, list):
-            yield f"{place}: a list belongs here"
-            return
-        for index, item in enumerate(value):
-            yield from complaints(item, get_args(kind)[0], f"{place}[{index}]")
-    elif origin is dict:
-        if not isinstance(value, dict):
-            yield f"{place}: an object belongs here"
-            return
-        for key, item in value.items():
-            yield from complaints(item, get_args(kind)[1], f"{place}.{key}")
+    elif origin in (list, dict):
+        yield from _of_container(value, origin, parts[-1], place)
     elif origin in (Union, UnionType):
-        if all(next(complaints(value, one, place), None) for one in get_args(kind)):
-            yield from complaints(value, get_args(kind)[0], place)
+        if all(next(complaints(value, one, place), None) for one in parts):
+            yield from complaints(value, parts[0], place)
     elif origin is Literal:
-        if value not in get_args(kind):
-            yield f"{place}: one of {', '.join(get_args(kind))} belongs here"
-    elif not _is(value, kind):
+        if value not in parts:
+            yield f"{place}: one of {', '.join(parts)} belongs here"
+    elif kind is not Any and not _is(value, kind):
         yield f"{place}: {_WORDS[kind]} belongs here"
+
+
+def _of_container(value: Any, wanted: type, part: Any, place: str) -> Iterator[str]:
+    if not isinstance(value, wanted):
+        yield f"{place}: {'a list' if wanted is list else 'an object'} belongs here"
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from complaints(item, part, f"{place}.{key}")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from complaints(item, part, f"{place}[{index}]")
 
 
 def _of_object(value: Any, kind: type, place: str) -> Iterator[str]:

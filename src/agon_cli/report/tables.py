@@ -44,7 +44,7 @@ def comma_separated(document: Document) -> str:
     for arm in document["arms"]:
         accuracy, tokens, rates = arm["accuracy"], arm["tokens"], arm["rates"]
         writer.writerow(
-            [_cell(arm[key]) for key in ("name", "label", "kind", "method", "deploy")]  # type: ignore[literal-required]
+            [_cell(arm[key]) for key in ("name", "label", "kind", "method", "deploy")]
             + [int(arm["trained"]), len(arm["seeds"]), accuracy["value"], accuracy["low"], accuracy["high"]]
             + [tokens["draft"], tokens["prefill"], tokens["answer"], tokens["generated"], arm["truncated"]]
             + [rates.get(name) for name in ("fix", "break", "copy")]
@@ -53,7 +53,7 @@ def comma_separated(document: Document) -> str:
 
 
 def latex(document: Document) -> str:
-    """Two tables for a paper; needs \\usepackage{booktabs}."""
+    r"""Two tables for a paper; needs \usepackage{booktabs}."""
     tables = [_tex_table(_ARMS, [_arm_row(arm) for arm in document["arms"]])]
     if document["contrasts"]:
         tables.append(_tex_table(_CONTRASTS, [_contrast_row(contrast) for contrast in document["contrasts"]]))

@@ -14,7 +14,7 @@ _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 _CONTROLS = (
     "NUL SOH STX ETX EOT ENQ ACK BEL BS TAB LF VT FF CR SO SI "
     "DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN EM SUB ESC FS GS RS US"
-).split()
+)
 
 
 def visible(text: str) -> str:
@@ -29,7 +29,7 @@ def _spelt(sign: str) -> str:
     code = ord(sign)
     if code in _SHOWN or unicodedata.category(sign) not in _HIDDEN:
         return sign
-    return f"⟨{_CONTROLS[code]}⟩" if code < len(_CONTROLS) else "⟨DEL⟩" if code == 0x7F else f"⟨U+{code:04X}⟩"
+    return f"⟨{_CONTROLS.split()[code]}⟩" if code < 0x20 else "⟨DEL⟩" if code == 0x7F else f"⟨U+{code:04X}⟩"
 
 
 def one_line(text: str, width: int) -> str:
