@@ -547,16 +547,16 @@ def test_a_signal_saves_the_state_and_says_how_to_go_on(here, number, code):
 
 @pytest.mark.slow
 def test_a_run_that_fails_ends_the_comparison_with_its_code_and_the_others_save(here):
-    blocked = Path("out/runs/coop/seed-0")
-    blocked.mkdir(parents=True)
-    (blocked / "checkpoints").write_text("a file where a folder belongs")
-    code, _, err = finished("--methods", "agon,coop", "steps=2000", "--jobs", "2", "--out", "out")
-    assert code in (1, 2, 5)
-    assert "error: coop/seed-0: " in err
-    assert "out/runs/coop/seed-0" in err
-    began = Path("out/runs/agon/seed-0/metrics.jsonl")
-    if began.exists() and began.stat().st_size:
-        assert list(began.parent.glob("checkpoints/*/COMPLETE"))
+    methods = "agon,coop:model.id=package:agon_cli/tiny/nothing"
+    process = running("--methods", methods, "steps=5000", "--jobs", "2", "--out", "out")
+    _, err = process.communicate(timeout=600)
+    assert process.returncode == 4
+    assert "error: coop-model.id-package-agon_cli-tiny-nothing/seed-0: " in err
+    assert "agon_cli/tiny/nothing" in err.partition("error:")[2]
+    rows = Path("out/runs/agon/seed-0/metrics.jsonl")
+    steps = len(rows.read_text().splitlines()) if rows.exists() else 0
+    assert steps < 5000
+    assert not steps or Path(f"out/runs/agon/seed-0/checkpoints/step-{steps:06d}/COMPLETE").exists()
 
 
 def test_a_folder_with_a_run_of_another_recipe_is_refused_before_training(capsys, here):
