@@ -16,6 +16,7 @@ import pytest
 
 import agon_cli
 from agon_cli.compare import cells, folder, workers
+from agon_cli.console.trainings import progress_line
 from agon_cli.errors import UsageError
 from agon_cli.recipe import PRESETS
 from agon_cli.tiny import world
@@ -281,6 +282,35 @@ def test_the_canonical_document_is_rounded_sorted_and_stable():
     assert folder.text(folder.canonical({"x": 2 / 3})) == folder.text({"x": 2 / 3})
 
 
+def test_every_method_can_be_compared_and_agon_is_set_against_each(capsys, here):
+    trained = [cell.methods[-1].preset for cell in cells.cells_of(cells.methods_of(None))]
+    runs = [made_up(Path("made", method, str(seed)), method, seed, 0.5) for method in trained for seed in (3, 4)]
+    code, document, err = compared(capsys, *map(str, runs))
+    assert (code, err) == (0, "")
+    assert {arm["name"] for arm in document["arms"] if arm["name"] in PRESETS} == set(PRESETS)
+    mine = [c["right"] for c in document["contrasts"] if c["left"] == "agon"]
+    assert sorted(mine) == sorted(set(PRESETS) - {"agon"})
+    others = [(c["left"], c["right"]) for c in document["contrasts"] if c["left"] != "agon"]
+    assert {right for _, right in others} == {"grpo", "zero_shot"}
+    assert len({frozenset(pair) for pair in others}) == len(others) == 2 * 10 - 1
+    assert document["provenance"]["seeds"] == [3, 4]
+
+
+def test_three_players_have_six_directions_to_choose_from(capsys, here):
+    run = made_up(here / "run", "agon", 0, 0.5, "players={A: {}, B: {noise: 0.1}, C: {noise: 0.1}}")
+    code, document, _ = compared(capsys, str(run))
+    assert code == 0
+    assert len(document["arms"][0]["seeds"][0]["dev"]) == 6
+
+
+def test_progress_says_what_is_done_at_work_and_to_come():
+    working = [{"name": "agon/seed-0", "step": 40, "steps": 200}, {"name": "moa/seed-1", "step": 0, "steps": 0}]
+    row = {"done": 12, "total": 36, "working": working, "waiting": 22, "left": 1860.0}
+    said = "12 of 36 runs done; agon/seed-0 40/200, moa/seed-1 0/0; 22 to come, about 31 min 00 s left"
+    assert progress_line(row) == said
+    assert progress_line(row | {"left": None, "working": []}) == "12 of 36 runs done; 22 to come"
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
@@ -539,6 +569,7 @@ def test_a_signal_saves_the_state_and_says_how_to_go_on(here, number, code):
     process.send_signal(number)
     _, err = process.communicate(timeout=120)
     assert process.returncode == code
+    assert "1 run: 0 done, 1 to train, 1 at once\nagon/seed-0 begins\n" in err
     assert f"stopped by {number.name}; 0 of 1 runs are done" in err
     assert "hint: continue with: agon compare tiny " in err
     steps = len(rows.read_text().splitlines())
