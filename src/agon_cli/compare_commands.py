@@ -44,7 +44,6 @@ def compare(
     """Compare methods at equal budget: train what is missing, then paired statistics, tables and a page."""
     from agon_cli import report
     from agon_cli.compare import conduct
-    from agon_cli.console.comparison import show_comparison
     from agon_cli.console.text import as_line
     from agon_cli.console.trainings import trainings
     from agon_cli.halt import Halt
@@ -64,6 +63,8 @@ def compare(
     if as_json:
         sys.stdout.write(as_line("comparison", dict(document)) + "\n")
     else:
+        from agon_cli.console.comparison import show_comparison
+
         show_comparison(document)
     if not (quiet or as_json):
         sys.stderr.write(f"written: {', '.join(str(path) for path in files)}\n")

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from agon_cli.compare import extras
 from agon_cli.compare.arms import Measured
 from agon_cli.compare.cells import Cell, Method, Run, by_cell
 from agon_cli.compare.evidence import Evidence
-from agon_cli.compare.extras import Extra, What
 from agon_cli.document import Budget, Estimate
+
+if TYPE_CHECKING:
+    from agon_cli.compare.extras import What
 
 _SINGLES = ("zero_shot", "grpo")
 _ALONG = ("vote", "proposers")
@@ -34,6 +36,8 @@ def further(
 
     A trained run without a checkpoint can be put on no stage: its arms are left out and a note says so.
     """
+    from agon_cli.compare import extras  # whatever needs no models needs no torch either
+
     found = After([], [], [])
     names = set[str]()
     for cell, runs in by_cell(evidence.runs):
@@ -65,7 +69,8 @@ def _owed(cell: Cell, run: Run, lead: Measured) -> list[What]:
     """Equal tokens for those that the lead, a cascade, is set against; placebos for the lead itself."""
     if lead.deploy != "cascade":
         return []
-    preset, whats = run.recipe.method.preset, list[What]()
+    preset = run.recipe.method.preset
+    whats: list[What] = []
     if preset in ("zero_shot", "moa", "grpo", "grpo_two_pass"):
         whats.append("vote")
     if preset == "moa":
@@ -85,8 +90,10 @@ def _whose(cell: Cell, what: What) -> str:
 
 def _rows(
     run: Run, lead: Measured, whats: Sequence[What], out: Path, emit: Callable[..., None]
-) -> Mapping[What, list[extras.Row]]:
+) -> Mapping[What, list[dict[str, Any]]]:
+    from agon_cli.compare.extras import Extra, rows
+
     budget = lead.seeds[run.seed].tally.tokens["generated"]
     wanted = [Extra(what, budget if what in _ALONG else 0.0) for what in whats]
     path = out / "extras" / f"{run.cell.name}-seed-{run.seed}.jsonl"
-    return extras.rows(run.folder, path, wanted, lambda what: emit("extra", name=run.name, what=what))
+    return rows(run.folder, path, wanted, lambda what: emit("extra", name=run.name, what=what))

@@ -10,11 +10,13 @@ from typing import Any
 
 from agon_cli.compare import after, arms, notes
 from agon_cli.compare.arms import Measured
-from agon_cli.compare.cells import Run
+from agon_cli.compare.cells import Method, Run
 from agon_cli.compare.contrasts import contrasts, lead_of, verdict
+from agon_cli.compare.costs import Spent, cost, training
 from agon_cli.compare.evidence import Evidence, curve, problems
+from agon_cli.compare.exchange import exchange
 from agon_cli.compare.samples import samples
-from agon_cli.document import FORMAT, Curve, Document, Estimate, Gate, Sample
+from agon_cli.document import FORMAT, Cost, Curve, Document, Estimate, Exchange, Gate, Sample
 from agon_cli.errors import AgonError
 from agon_cli.recipe import resolved
 from agon_cli.stats import gate, over_seeds_and_items
@@ -67,8 +69,8 @@ def build(
         "contrasts": compared,
         "budgets": further.budgets,
         "curves": _curves(evidence, measured, by_name),
-        "exchanges": [],
-        "costs": [],
+        "exchanges": _exchanges(found),
+        "costs": _costs(evidence, measured),
         "samples": shown,
         "gates": _gates(gates, measured),
         "recipe": _recipe(evidence.runs, lead),
@@ -89,6 +91,32 @@ def _curves(evidence: Evidence, measured: Sequence[Measured], runs: Runs) -> lis
         if arm.trained and arm.name in runs
         for seed, one in arm.seeds.items()
     ]
+
+
+def _exchanges(found: Mapping[Method, Mapping[int, Run]]) -> list[Exchange]:
+    """Of every method whose players have a rival."""
+    return [
+        exchange(method.name, method.deploy, {seed: run.folder for seed, run in runs.items()})
+        for method, runs in found.items()
+        if all(len(run.recipe.cast) > 1 for run in runs.values())
+    ]
+
+
+def _costs(evidence: Evidence, measured: Sequence[Measured]) -> list[Cost]:
+    """Of every arm; its players' training is that of the runs it was measured in."""
+    spent: dict[str, Spent] = {}
+    found = []
+    for arm in measured:
+        runs = [run for run in evidence.runs if run.seed in arm.seeds and _acts(run, arm)] if arm.trained else []
+        for run in runs:
+            spent.setdefault(run.name, training(run.folder))
+        found.append(cost(arm, [spent[run.name] for run in runs]))
+    return found
+
+
+def _acts(run: Run, arm: Measured) -> bool:
+    """Whether an arm is of a run's players: it is called after a method that the run answers for."""
+    return any(arm.name == method.name or arm.name.startswith(f"{method.name} ") for method in run.cell.methods)
 
 
 def _samples(

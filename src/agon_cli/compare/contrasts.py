@@ -12,8 +12,8 @@ from agon_cli.stats import Paired, holm, judged, paired
 
 BASELINES = ("grpo", "zero_shot")
 """What every method is set against."""
-SPELT_OUT = ("grpo", "coop", "zero_shot", "moa", "grpo_two_pass")
-"""Contrasts of the lead that the verdict spells out, and those at equal tokens."""
+SPELT_OUT = ("grpo", "coop")
+"""Contrasts of the lead that the verdict spells out beside those at equal tokens; without either, the first ones."""
 _WITHIN = 1.1
 """Budgets within this factor of each other are equal."""
 _BY_DEPLOY = {"vote": ("zero_shot", "grpo"), "proposers": ("moa",)}
@@ -112,7 +112,7 @@ _SAID = {
 
 
 def verdict(lead: Measured, accuracy: Estimate, found: Sequence[Contrast]) -> list[str]:
-    """The sentences that the page begins with: how the lead stands, then its contrasts one by one, most telling first.
+    """The sentences that the page begins with: how the lead stands among all, then the contrasts that matter most.
     `accuracy` is the lead's estimate."""
     mine = [contrast for contrast in found if contrast["left"] == lead.name]
     value = accuracy["value"]
@@ -126,9 +126,9 @@ def verdict(lead: Measured, accuracy: Estimate, found: Sequence[Contrast]) -> li
     groups = [(said, [c["right"] for c in mine if c["verdict"] == word]) for word, said in _SAID.items()]
     parts = [f"{said} {_listed(names)}" for said, names in groups if names]
     sentences = [main + (": " + "; ".join(parts) if parts else "") + "."]
-    equal = [c for c in mine if "@" in c["right"]]
     spelt = [c for name in SPELT_OUT for c in mine if c["right"] == name]
-    return sentences + [c["sentence"] for c in [*spelt[:2], *equal, *spelt[2:]]]
+    spelt += [c for c in mine if "@" in c["right"]]
+    return sentences + [c["sentence"] for c in spelt or mine[:3]]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -68,6 +68,10 @@ class Evidence:
 def gather(runs: Sequence[Run]) -> Evidence:
     """Read and check every run. Raises UsageError, with file and line where there is one, for a run that has not
     finished and for rows that no run of ours writes."""
+    for run in runs:
+        for number, row in enumerate(read(run.folder, "metrics"), start=1):
+            if flaw := _flaw_of_step(row):
+                raise _bad(run.folder / "metrics.jsonl", number, flaw)
     manifests = {run.name: _manifest(run.folder) for run in runs}
     return Evidence(runs, manifests, {run.name: _asked(run, manifests[run.name]) for run in runs})
 
@@ -105,8 +109,31 @@ def _asked(run: Run, manifest: Mapping[str, Any]) -> Asked:
     return Asked(None if digest is None else str(digest), frozenset(ids), samples)
 
 
+def _bad(path: Path, number: int, flaw: str) -> UsageError:
+    return UsageError(f"{path}:{number}: {flaw}", "put the file back, or leave the run out")
+
+
+def _flaw_of_step(row: Mapping[str, Any]) -> str | None:
+    """What is wrong with a metrics row where it matters here; None where nothing is."""
+    counts = (row["tokens"], "sampled"), (row["tokens"], "prompt"), (row, "step"), (row, "completions")
+    for part, key in counts:
+        if type(part[key]) is not int or not 0 <= part[key] < _MOST:
+            return f"{key!r} is no count"
+    seconds = row["seconds"]
+    if not (isinstance(seconds, dict) and all(_is_time(value) for value in seconds.values())):
+        return "'seconds' holds no times"
+    roles, players = row["roles"], row["players"]
+    if not (isinstance(players, dict) and roles["draft"] in players and roles["challenge"] in (None, *players)):
+        return "'roles' names no player of the step"
+    return None
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < _MOST  # so neither NaN nor infinite
+
+
 def _flaw(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with a row's values; None where nothing is."""
+    """What is wrong with an evaluation row's values; None where nothing is."""
     for key in _TEXTS:
         if not isinstance(row[key], str):
             return f"{key!r} is no text"

@@ -54,8 +54,8 @@ def _how_much(arms: Sequence[Measured], lead: Measured, found: Sequence[Contrast
 
 
 def _unmatched(lead: Measured, found: Sequence[Contrast]) -> list[str]:
-    apart = [c["right"] for c in found if c["left"] == lead.name and not 1 / 1.1 <= c["budget_ratio"] <= 1.1]
-    bare = [c["right"] for c in found if c["right"] in apart and c["left"] == lead.name and c["matched"] is None]
+    mine = [c for c in found if c["left"] == lead.name and not c["right"].startswith(f"{lead.name} ")]
+    bare = [c["right"] for c in mine if not 1 / 1.1 <= c["budget_ratio"] <= 1.1 and c["matched"] is None]
     if not bare:
         return []
     return [
@@ -65,9 +65,10 @@ def _unmatched(lead: Measured, found: Sequence[Contrast]) -> list[str]:
 
 
 def _intersection(left_out: int) -> list[str]:
-    return [f"{_count(left_out, 'problem')} that not all runs of a seed share are left out (--intersect)."] * (
-        left_out > 0
-    )
+    return [
+        f"{_count(left_out, 'problem')} that not all runs of a seed share are left out (--intersect); what a "
+        "pair does during training is over all of its own."
+    ] * (left_out > 0)
 
 
 def _directions(arms: Sequence[Measured]) -> list[str]:

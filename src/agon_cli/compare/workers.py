@@ -35,9 +35,9 @@ def at_once(recipe: Recipe, count: int) -> int:
     """How many of `count` runs to train at once where nobody says: one on a GPU, else as many as have cores."""
     if count < 2:
         return 1
-    import torch
+    from agon_cli.memory import has_gpu  # which loads torch
 
-    if torch.cuda.is_available():
+    if has_gpu():
         return 1
     cores = os.cpu_count() or 1
     return max(1, min(count, cores // (recipe.hardware.threads or cores)))

@@ -39,7 +39,7 @@ class Lines(Observer):
 
     def on_trainings(self, done: int, total: int, jobs: int) -> None:
         """Say what is there and what is to be trained."""
-        self.say(f"{total} runs: {done} done, {total - done} to train, {jobs} at once")
+        self.say(f"{total} {'run' if total == 1 else 'runs'}: {done} done, {total - done} to train, {jobs} at once")
 
     def on_began(self, name: str) -> None:
         """Say that a run begins or goes on."""
@@ -57,7 +57,7 @@ class Lines(Observer):
 
     def on_measuring(self, runs: int) -> None:
         """Say that training is over."""
-        self.say(f"all {runs} runs are there; comparing them")
+        self.say(f"{runs} {'run is' if runs == 1 else 'runs are'} there; comparing them")
 
     def on_extra(self, name: str, what: str) -> None:
         """Say which further arm is being evaluated."""
