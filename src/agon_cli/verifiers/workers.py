@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, TimeoutError
@@ -31,8 +32,9 @@ _DIED: Outcome = ("grader_error", "the grading process died")
 class Workers:
     """A pool of processes that grade with one module-level function, started at the first use.
 
-    `timeout` is in seconds of wall clock, counted from when a worker takes the item. `modules` are imported before a
-    worker takes its first item, so that no answer pays for them.
+    `timeout` is in seconds of wall clock, counted from when a worker takes the item. `modules` are imported once, by a
+    process that new workers are forked from: the one after a killed worker is there at once, and no answer pays for
+    imports. That process takes no items, and ends with this one.
     """
 
     def __init__(self, function: Callable[..., Outcome], timeout: float, modules: Sequence[str]) -> None:
@@ -92,13 +94,15 @@ class Workers:
         if self._pool is None:
             from pebble import ProcessPool
 
-            # Spawned, because a forked child of a process that runs torch's threads may hang.
+            # Forked, but not from here: a forked child of a process that runs torch's threads may hang.
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload(list(self._modules))
             self._pool = ProcessPool(
                 max_workers=min(4, os.cpu_count() or 1),
                 max_tasks=TASKS_PER_WORKER,
                 initializer=_prepare,
                 initargs=(self._modules,),
-                context=multiprocessing.get_context("spawn"),
+                context=context,
             )
         return self._pool
 
@@ -111,10 +115,13 @@ class Workers:
 
 
 def _prepare(modules: Sequence[str]) -> None:
-    """In a new worker: import what grading needs, then take away the means to do harm."""
+    """In a new worker: import what is not there yet, then take away the means to do harm."""
     for name in modules:
         importlib.import_module(name)
     import resource
+
+    # Ended at once, also within one long operation on integers, where Python would not come to handle the signal.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.setrecursionlimit(3000)
