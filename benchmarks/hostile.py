@@ -46,7 +46,7 @@ GOLD = r"x+\log 7"
 
 
 class Others(threading.Thread):
-    """Ordinary formulas that keep the workers busy until `stop`; `wrong` counts verdicts that are not as they should."""
+    """Ordinary formulas that keep the workers busy until `stop`; `wrong` counts pairs with a wrong verdict."""
 
     def __init__(self, verifier: MathVerifier) -> None:
         super().__init__(daemon=True)

@@ -36,11 +36,14 @@ class World:
     dropped: dict[str, int]
 
     def hashes(self) -> dict[str, Any]:
-        """What identifies the inputs of a run: base weights by player, problems by split, prompt texts."""
+        """What identifies the inputs of a run: base weights by player, problems by split, prompt texts; and
+        whether programs ran unguarded."""
         problems = {
             name: _digest([[p.id, p.question, p.gold] for p in split]) for name, split in self.splits.by_name().items()
         }
+        unguarded = not getattr(self.arena.verifier, "isolated", True)
         return {
+            **({"programs": "run without a sandbox"} if unguarded else {}),
             "base": self.policy.base_hashes(),
             "data": problems,
             "prompts": _digest(self.recipe.prompts.model_dump(mode="json")),
