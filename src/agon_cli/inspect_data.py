@@ -53,7 +53,7 @@ def _events(recipe: Recipe) -> Iterator[Event]:
         except UsageError as error:
             yield _refused(error)
         yield "counts", {"stages": _stages(recipe, journal), "splits": splits.sizes() if splits else None}
-        yield from _pins(recipe)
+        yield from _pins(recipe, journal)
         if grader is not None:
             yield from _golds(journal, grader)
     finally:
@@ -117,11 +117,12 @@ def _refused(error: UsageError) -> Event:
     return _finding("fault", kind, what, where, error.hint)
 
 
-def _pins(recipe: Recipe) -> Iterator[Event]:
+def _pins(recipe: Recipe, journal: data.Journal) -> Iterator[Event]:
     for source in _sources(recipe):
         if isinstance(source, HubData) and "@" not in source.id:
-            what = f"{source.id} is read as it is today: its rows, and with them the splits, may change"
-            yield _finding("warning", "unpinned", what, None, f"pin a commit: data.id={source.id}@REVISION")
+            commit = journal.revisions.get(source.id, "")
+            do = f"pin a commit: data.id={source.id}@{commit or 'REVISION'}"
+            yield _finding("warning", "unpinned", data.unpinned(source.id, commit), None, do)
 
 
 def _where(journal: data.Journal, problem: Problem) -> str | None:

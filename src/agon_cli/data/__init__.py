@@ -22,7 +22,7 @@ from agon_cli.types import Problem, Verdict, seed_of
 
 __all__ = [
     "NAMES", "REFUSED", "EmptySplit", "Grader", "Journal", "NoColumn", "Splits", "batch", "check_golds", "dropped_by",
-    "load", "near_duplicates",
+    "load", "near_duplicates", "unpinned",
 ]  # fmt: skip
 
 NAMES = ("train", "dev", "test")
@@ -40,12 +40,14 @@ class Grader(Protocol):
 
 @dataclass(frozen=True)
 class Splits:
-    """Problems of the three splits, disjoint by content. `counts` says what became of the rows, for people to read."""
+    """Problems of the three splits, disjoint by content. `counts` says what became of the rows, for people to read;
+    `revisions` from which commit each Hub data set was read, empty where that is not known."""
 
     train: tuple[Problem, ...]
     dev: tuple[Problem, ...]
     test: tuple[Problem, ...]
     counts: dict[str, int] = field(default_factory=dict)
+    revisions: dict[str, str] = field(default_factory=dict, compare=False)
 
     def by_name(self) -> dict[str, tuple[Problem, ...]]:
         """Every split's problems, in the order train, dev, test."""
@@ -54,6 +56,16 @@ class Splits:
     def sizes(self) -> dict[str, int]:
         """How many problems each split has, in the same order."""
         return {name: len(problems) for name, problems in self.by_name().items()}
+
+    def unpinned(self) -> list[str]:
+        """What to tell of every Hub data set that the recipe names without a commit."""
+        return [unpinned(name, commit) for name, commit in self.revisions.items() if "@" not in name]
+
+
+def unpinned(name: str, commit: str) -> str:
+    """That a Hub data set is read as it is today, and how to keep it so."""
+    read = f" (now {commit})" if commit else ""
+    return f"{name} is read as it is today{read}: its rows, and with them the splits, may change"
 
 
 class EmptySplit(UsageError):
@@ -73,6 +85,7 @@ class Journal:
     rows: dict[str, dict[str, list[tuple[str, str]]]] = field(default_factory=dict)
     pool: list[Problem] = field(default_factory=list)
     held_out: list[Problem] = field(default_factory=list)
+    revisions: dict[str, str] = field(default_factory=dict)
 
 
 def load(recipe: Recipe, grader: Grader | None = None, journal: Journal | None = None) -> Splits:
@@ -94,7 +107,7 @@ def load(recipe: Recipe, grader: Grader | None = None, journal: Journal | None =
                 "lower split.dev and split.test (split: {dev: 50, test: 50}), or loosen data.filters",
             )
     found = {label: number for label, number in counts.items() if number}
-    return Splits(**{name: tuple(taken[name]) for name in NAMES}, counts=found)
+    return Splits(**{name: tuple(taken[name]) for name in NAMES}, counts=found, revisions=dict(journal.revisions))
 
 
 def _fixed(split: Split, grader: Grader | None, journal: Journal) -> dict[str, list[Problem]]:
@@ -254,7 +267,7 @@ def _read(data: FileData | HubData | GymData, recipe: Recipe, journal: Journal) 
     if isinstance(data, GymData):
         made = [
             Problem(f"{data.task}-{content_hash(question)}", question, gold, {"entry": entry})
-            for question, gold, entry in gym_entries(data, recipe.seed)
+            for question, gold, entry in gym_entries(data)
         ]
         counts["rows"] += len(made)
         return _Pool(distinct(made, counts, conflicts=False))
@@ -264,7 +277,7 @@ def _read(data: FileData | HubData | GymData, recipe: Recipe, journal: Journal) 
         parts = [(path, files.rows(data, path, code)) for path in (data.path, data.test_path) if path is not None]
     else:
         names = (name for name in (data.split, data.test_split) if name is not None)
-        parts = [(f"{data.id} {name}", hub(data, name, code)) for name in names]
+        parts = [(f"{data.id} {name}", hub(data, name, code, journal.revisions)) for name in names]
     read = [_usable(rows, data, code, name, journal) for name, rows in parts]
     pool = _Pool(read[0], read[1] if len(read) > 1 else None)
     if data.near_duplicates is not None:
