@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewra
 PLANS = ["Read a number and multiply it.", "Read a number and add to it."]
 OPEN, CLOSE = "\n<answer>\n```python\n", "\n```\n</answer>"
 BODIES = [f"print(int(input()) * {factor})" for factor in (2, 3)] + ["print(int(input()) + 1)", "print(undefined)"]
-NEXT = {"": PLANS, **dict.fromkeys(PLANS, [OPEN]), OPEN: BODIES, **dict.fromkeys(BODIES, [CLOSE])}
+NEXT = {"": PLANS, OPEN: BODIES} | {plan: [OPEN] for plan in PLANS} | {body: [CLOSE] for body in BODIES}
 """What may come after what; the empty text stands for everything that a prompt can end in."""
 
 

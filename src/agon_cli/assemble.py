@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ def _assembled(
         fitting[name], dropped[name] = kept, len(given) - len(kept)
     _check_full_marks(recipe, renderers, verifier, fitting["train"][0])
     arena = Arena(recipe, engines.make(recipe, policy, scratch, tell), renderers, verifier, ranks=ranks)
-    return World(recipe, policy, arena, replace(splits, **fitting), dropped)
+    return World(recipe, policy, arena, Splits(**fitting, counts=splits.counts, revisions=splits.revisions), dropped)
 
 
 def renderers_of(recipe: Recipe, policy: Policy) -> dict[str, Renderer]:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from agon_cli.data import files
 from agon_cli.data.near import near_duplicates
-from agon_cli.data.problems import content_hash, distinct, dropped_by, filtered, problem_of
+from agon_cli.data.problems import content_hash, distinct, dropped_by, passes, problem_of
 from agon_cli.data.sources import NoColumn, Row, gym_entries, hub
 from agon_cli.errors import UsageError
 from agon_cli.recipe.data import FileData, GymData, HubData, MixData, TinyData
@@ -21,13 +21,15 @@ from agon_cli.recipe.schema import Recipe, Split
 from agon_cli.types import Problem, Verdict, seed_of
 
 __all__ = [
-    "NAMES", "REFUSED", "EmptySplit", "Grader", "Journal", "NoColumn", "Splits", "batch", "check_golds", "dropped_by",
-    "load", "near_duplicates", "unpinned",
+    "BROKEN", "NAMES", "REFUSED", "EmptySplit", "Grader", "Journal", "NoColumn", "Splits", "batch", "check_golds",
+    "dropped_by", "load", "near_duplicates", "unpinned",
 ]  # fmt: skip
 
 NAMES = ("train", "dev", "test")
 REFUSED = "gold refused by its verifier"
 """Counts problems that a split did not take for that reason."""
+BROKEN = "broken rows"
+"""Counts rows that could not be read, where the reading goes on after them."""
 
 
 class Grader(Protocol):
@@ -78,7 +80,8 @@ class Journal:
     an error is what was read until then.
 
     `rows` has, by file or split and then by problem id, where every usable row stands and its gold answer; `pool` the
-    distinct problems of all sources, with those that have a test split of their own in `held_out`.
+    distinct problems of all sources, with those that have a test split of their own in `held_out`. Given a list,
+    `broken` takes the errors of rows that cannot be read, and the next row is read; otherwise the first is raised.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -86,6 +89,7 @@ class Journal:
     pool: list[Problem] = field(default_factory=list)
     held_out: list[Problem] = field(default_factory=list)
     revisions: dict[str, str] = field(default_factory=dict)
+    broken: list[UsageError] | None = None
 
 
 def load(recipe: Recipe, grader: Grader | None = None, journal: Journal | None = None) -> Splits:
@@ -272,7 +276,7 @@ def _read(data: FileData | HubData | GymData, recipe: Recipe, journal: Journal) 
         counts["rows"] += len(made)
         return _Pool(distinct(made, counts, conflicts=False))
     code = recipe.verifier.type == "code"
-    parts: list[tuple[str, Iterable[Row]]]
+    parts: list[tuple[str, Iterable[Row | UsageError]]]
     if isinstance(data, FileData):
         parts = [(path, files.rows(data, path, code)) for path in (data.path, data.test_path) if path is not None]
     else:
@@ -302,19 +306,40 @@ def _unlike(
     return [problem for problem in problems if problem.id not in twins]
 
 
-def _usable(rows: Iterable[Row], data: FileData | HubData, code: bool, name: str, journal: Journal) -> list[Problem]:
+def _usable(
+    rows: Iterable[Row | UsageError], data: FileData | HubData, code: bool, name: str, journal: Journal
+) -> list[Problem]:
     """Distinct problems of the rows that pass the filters; UsageError when there is none."""
     counts, places = journal.counts, journal.rows.setdefault(name, {})
-    made = []
-    for row in filtered(rows, data.filters, counts):
-        problem = problem_of(row, data.columns, code, counts)
+    made, sound = [], False
+    for row in rows:
+        try:
+            where, problem = _problem(row, data, code, counts)
+        except UsageError as error:
+            # A column that not even the first row has is not missing from a row but from the file.
+            if journal.broken is None or (isinstance(error, NoColumn) and not sound):
+                raise
+            journal.broken.append(error)
+            counts[BROKEN] += 1
+            continue
+        sound = True
         if problem is not None:
             made.append(problem)
-            places.setdefault(problem.id, []).append((row.where, problem.gold))
+            places.setdefault(problem.id, []).append((where, problem.gold))
     usable = distinct(made, counts, conflicts=not code)
     if not usable:
         raise UsageError(f"{name}: no usable row ({_listed(counts)})", "check data.filters and data.columns")
     return usable
+
+
+def _problem(
+    row: Row | UsageError, data: FileData | HubData, code: bool, counts: Counter[str]
+) -> tuple[str, Problem | None]:
+    """Where the row stands, and its problem where it passes the filters and has one. Raises what is wrong with it."""
+    if isinstance(row, UsageError):
+        counts["rows"] += 1
+        raise row
+    return row.where, problem_of(row, data.columns, code, counts) if passes(row, data.filters, counts) else None
 
 
 def _listed(counts: Counter[str]) -> str:
