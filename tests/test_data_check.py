@@ -233,7 +233,7 @@ def test_of_many_broken_rows_twenty_are_told_and_the_rest_counted(tmp_path):
 
 def test_a_question_of_dev_nearly_in_the_test_split_is_a_warning(tmp_path):
     twins = [{"question": f"{word} buys three pens and pays 6 euros in all. What is the price of a pen?", "answer": "2"}
-             for word in ("Ann", "Cid")]  # fmt: skip
+             for word in ("Bob", "Ann")]  # fmt: skip
     test = write(tmp_path / "test.jsonl", [twins[0], *questions(2, start=50)])
     path = write(tmp_path / "d.jsonl", [*questions(3), twins[1]])
     found = events(recipe({"type": "jsonl", "path": path, "test_path": test}, split={"dev": 3, "test": 3}))

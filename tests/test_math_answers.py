@@ -405,7 +405,7 @@ def run_hostile(*words: str) -> dict:
 def most_seconds() -> float:
     """CPU time decides: 2 s where every process has a processor, and elsewhere the cap on what sleeps."""
     calm = os.getloadavg()[0] < len(os.sched_getaffinity(0))
-    return 2.0 if calm else WALL_FACTOR * grader.LONGEST_WORK + 2.0
+    return 2.0 if calm else WALL_FACTOR * grader.LONGEST_WORK + 3.0
 
 
 @pytest.mark.slow
