@@ -102,16 +102,8 @@ def train(
             _results().show_plan(plan)
             show_needs(plan["needs"])
         return
-    flags = [
-        flag
-        for flag, given in (
-            ("--shard", shard),
-            ("--allow-unsafe-exec", unsafe),
-            ("--json", as_json),
-            ("--quiet", quiet),
-        )
-        if given
-    ]
+    asked = {"--shard": shard, "--allow-unsafe-exec": unsafe, "--json": as_json, "--quiet": quiet}
+    flags = [flag for flag, given in asked.items() if given]
     where = ["--out", str(out)] if out is not None else []
     where += ["--gpus", str(gpus)] if gpus > 1 else []
     again = shlex.join(["agon", "train", recipe, *(overrides or []), *where, *flags])
