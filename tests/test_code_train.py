@@ -101,7 +101,7 @@ def test_a_tiny_code_recipe_trains_through_the_command(tmp_path, capsys):
     out = tmp_path / "run"
     assert main(["train", str(write_recipe(tmp_path)), "--out", str(out), "-q"]) == 0, capsys.readouterr().err
     rollouts, metrics, evals = (read(out, log) for log in ("rollouts", "metrics", "evals"))
-    assert [row["step"] for row in metrics] == [1, 2]
+    assert [row["step"] for row in metrics] == [0, 1]
     assert Counter(row["role"] for row in rollouts) == {"draft": 16, "challenge": 16}
     assert {row["verdict"] for row in rollouts} == {"correct", "wrong"}
     for row in rollouts:
