@@ -17,7 +17,7 @@ from typing import Annotated, Any, TextIO
 import typer
 from typer.main import get_command
 
-from agon_cli import __version__, data_commands
+from agon_cli import __version__, compare_commands, data_commands
 from agon_cli.errors import AgonError, Exit, UsageError
 from agon_cli.options import AllowUnsafe, AsJson, Overrides, Quiet, RecipeArgument
 
@@ -238,6 +238,8 @@ def cascade(
 
 app.add_typer(data_commands.data, name="data")
 app.command()(data_commands.verify)
+app.command()(compare_commands.compare)
+app.command()(compare_commands.report)
 
 
 def _results() -> Any:
@@ -337,7 +339,8 @@ def _hush_libraries() -> None:
 
 
 def _see_help(words: Sequence[str]) -> str:
-    names = [word for word in words if word in ("train", "plan", "eval", "cascade", "data", "verify")]
+    known = ("train", "plan", "eval", "cascade", "data", "verify", "compare", "report")
+    names = [word for word in words if word in known]
     return f"see {' '.join(['agon', *names[:1], '--help'])}"
 
 

@@ -225,3 +225,27 @@ class Document(TypedDict):
     """Resolved."""
     provenance: dict[str, Any]
     """`versions`, `hardware`, `hashes`, `seeds`, `split`, `items`, `runs` (paths relative to the comparison)."""
+
+
+class Line(TypedDict):
+    """One stream of a trace: a player in a role, by optimiser steps."""
+
+    player: str
+    role: Literal["draft", "challenge"]
+    steps: list[int]
+    values: list[float]
+
+
+class Trace(TypedDict):
+    """One quantity over the steps of a run, from metrics.jsonl."""
+
+    name: str
+    """The key in metrics.jsonl."""
+    unit: Literal["share", "tokens", "reward"]
+    lines: list[Line]
+
+
+class RunDocument(Document):
+    """A document of kind `run`, which alone has traces."""
+
+    traces: list[Trace]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agon_cli.metrics import copied, mean
 from agon_cli.roles import Pairing, directions
-from agon_cli.rollout import Arena, Phase, challenge, draft
 from agon_cli.stats import interval
 from agon_cli.types import Group, Problem
+
+if TYPE_CHECKING:
+    from agon_cli.rollout import Arena, Phase
 
 Row = dict[str, Any]
 
@@ -23,6 +25,8 @@ def evaluate(
     arm, so every direction from it starts from the same ones; seeds name the split and not the step, so that successive
     evaluations face the same luck. Every rank evaluates its share of the problems and gets the rows of all.
     """
+    from agon_cli.rollout import challenge, draft  # loads torch, which reading figures out of rows does not need
+
     recipe, when = arena.recipe, f"eval {split}"
     phase("evaluate")
     mine = arena.ranks.mine(problems)

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,22 +130,28 @@ def launch(words: Sequence[str], count: int, again: str) -> None:
                 if failed is not None:
                     raise _error(*failed, received, again)
         finally:
-            _end(workers)
+            end(workers)
 
 
 def _start(words: Sequence[str], rank: int, count: int, store: Path) -> Worker:
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, _STORE: store}
+    if sys.platform == "linux" and "GLOO_SOCKET_IFNAME" not in os.environ:
+        place["GLOO_SOCKET_IFNAME"] = "lo"  # the ranks talk within this machine: nobody else can
+    return start(words, rank, count, place, talks=rank == 0)
+
+
+def start(words: Sequence[str], rank: int, count: int, place: Mapping[str, object], talks: bool) -> Worker:
+    """Run `agon WORDS` as one of `count` processes that share this machine's cores, with `place` in its environment.
+    One that talks writes where this process does; of another, what it writes to stderr is kept."""
     ours, theirs = socket.socketpair()
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count,
-             _CHANNEL: theirs.fileno(), _STORE: store}  # fmt: skip
     threads = max(1, (os.cpu_count() or 1) // count)
     defaults = {"OMP_NUM_THREADS": str(threads), "PYTHONSAFEPATH": "1"}  # -m would import from the present folder
-    if sys.platform == "linux":
-        defaults["GLOO_SOCKET_IFNAME"] = "lo"  # the ranks talk within this machine: nobody else can
-    stderr = tempfile.TemporaryFile() if rank else None  # noqa: SIM115  (lives as long as the worker)
+    stderr = None if talks else tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the worker)
+    given = {name: str(value) for name, value in place.items()} | {_CHANNEL: str(theirs.fileno())}
     process = subprocess.Popen(
         [sys.executable, "-m", "agon_cli.cli", *words],
-        env=defaults | os.environ | {name: str(value) for name, value in place.items()},
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL if rank else None, stderr=stderr,
+        env=defaults | os.environ | given,
+        stdin=subprocess.DEVNULL, stdout=None if talks else subprocess.DEVNULL, stderr=stderr,
         pass_fds=[theirs.fileno()], start_new_session=True,
     )  # fmt: skip
     theirs.close()
@@ -180,7 +186,7 @@ def _watch(workers: Sequence[Worker], received: Sequence[int]) -> tuple[Worker, 
     while time.monotonic() < deadline:
         ended = [worker for worker in workers if worker.code]
         for worker in ended:
-            if not _last_words(worker).get("lost"):
+            if not last_words(worker).get("lost"):
                 return worker, ""
         if workers[0].code == 0:
             return None
@@ -193,10 +199,10 @@ def _watch(workers: Sequence[Worker], received: Sequence[int]) -> tuple[Worker, 
     if not silent or not ended:  # all lost touch at once; or a second signal came and the first rank does not heed it
         return workers[0], ""
     _ask_for_stacks(silent)
-    return silent[0], str(_last_words(ended[0]).get("message", ""))
+    return silent[0], str(last_words(ended[0]).get("message", ""))
 
 
-def _last_words(worker: Worker) -> dict[str, Any]:
+def last_words(worker: Worker) -> dict[str, Any]:
     """What a worker that has ended said it died of; nothing where it could not say."""
     with suppress(OSError, ValueError):
         worker.channel.setblocking(False)
@@ -218,7 +224,7 @@ def _ask_for_stacks(workers: Sequence[Worker]) -> None:
 
 def _error(worker: Worker, said: str, received: Sequence[int], again: str) -> AgonError:
     """What ended the run, in the words of the rank that did; `said` by others of one that hangs."""
-    words = _last_words(worker)
+    words = last_words(worker)
     name = f"rank {worker.rank}: " if worker.rank else ""
     go_on = f"what is saved is whole; continue with: {again}"
     if received and (words.get("code") in (Exit.SIGINT, Exit.SIGTERM) or not words):
@@ -230,18 +236,19 @@ def _error(worker: Worker, said: str, received: Sequence[int], again: str) -> Ag
     if words:
         trace = f"\n{words['trace']}" if words["trace"] else ""
         return RankFailed(f"{name}{words['message']}{trace}", words["hint"], Exit(words["code"]))
-    what = f"hangs: {said}" if said else _death(worker.code or 0)
+    what = f"hangs: {said}" if said else death(worker.code or 0)
     written = f"\nit wrote last:\n{worker.written()}" if worker.written() else ""
     return RankFailed(f"rank {worker.rank} {what}{written}", go_on, Exit.BUG)
 
 
-def _death(code: int) -> str:
+def death(code: int) -> str:
+    """How a process ended badly, by its exit code or minus the signal that killed it."""
     if code == -signal.SIGKILL:
         return "was killed by SIGKILL, as the kernel does when memory runs out"
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
 
-def _end(workers: Sequence[Worker]) -> None:
+def end(workers: Sequence[Worker]) -> None:
     """End what still runs: first by closing the sockets, then by force. Gives the screen back."""
     cut_short = False
     for worker in workers:

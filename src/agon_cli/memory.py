@@ -69,3 +69,10 @@ def peak_bytes() -> int:
 
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
+
+
+def has_gpu() -> bool:
+    """Whether models go on a GPU here."""
+    import torch
+
+    return torch.cuda.is_available()

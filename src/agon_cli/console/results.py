@@ -47,7 +47,7 @@ def show_plan(plan: Row) -> None:
         "complete": "; the run that is there is complete, and would only be shown again",
     }[plan["there"]]
     for line in [*plan_lines(plan), f"a dry run: no model was loaded, nothing was written{there}"]:
-        _say(screen(), line)
+        say(screen(), line)
 
 
 def show_training(result: Row, seed: int, more: Sequence[str]) -> None:
@@ -56,7 +56,7 @@ def show_training(result: Row, seed: int, more: Sequence[str]) -> None:
     console = screen()
     last = result["last"]
     trained = result["first"] != last
-    table = _table(f"test pass@1, {'before (step 0) and after' if trained else 'untrained, at'} step {last}")
+    table = new_table(f"test pass@1, {'before (step 0) and after' if trained else 'untrained, at'} step {last}")
     for name in ["", *(["before [95%]"] if trained else []), "after [95%]" if trained else "pass@1 [95%]"]:
         table.add_column(name, justify="right" if name else "left")
     for name in [*(["change"] if trained else []), "tokens"]:
@@ -67,14 +67,14 @@ def show_training(result: Row, seed: int, more: Sequence[str]) -> None:
         moved = [_estimate(before), _estimate(after), points(change, 1)] if trained else [_estimate(after)]
         picked = arm["arm"] == result["chosen"]
         table.add_row(_called(arm), *moved, _tokens(after), style="bold" if picked else "")
-    _print(console, table)
+    print_table(console, table)
     _notes(console, result, len(result["arms"]) > 2)
     for arm in result["arms"]:
         if arm["arm"] == result["chosen"]:
-            _exchange(console, arm["after"])
+            print_matrix(console, arm["after"])
     problems = result["arms"][0]["after"]["problems"] if result["arms"] else 0
     compared = "the same players before their first and after their last step" if trained else "untrained players"
-    _say(
+    say(
         console,
         f"Compared: {compared}, one sampled completion per problem and stage on {problems} held-out problems, in one "
         f"run with seed {seed}; intervals are over problems, and another seed can move every figure.",
@@ -85,8 +85,8 @@ def show_training(result: Row, seed: int, more: Sequence[str]) -> None:
 def show_evaluation(result: Row) -> None:
     """Print the arms of an evaluation, and the table of the direction that the dev split chose."""
     console = screen()
-    _say(console, f"{result['what']}, {result['split']} split, {result['samples']} completion(s) per problem and stage")
-    table = _table(f"{result['split']} pass@1")
+    say(console, f"{result['what']}, {result['split']} split, {result['samples']} completion(s) per problem and stage")
+    table = new_table(f"{result['split']} pass@1")
     for name in ("", "pass@1 [95%]", "problems", "truncated", "format", "tokens"):
         table.add_column(name, justify="right" if name else "left")
     several = sum(arm["mode"] == "cascade" for arm in result["arms"]) > 1
@@ -96,24 +96,24 @@ def show_evaluation(result: Row) -> None:
             _called(arm), _estimate(arm), str(arm["problems"]), percent(arm["truncated"]), percent(arm["format"]),
             _tokens(arm), style="bold" if picked else "",
         )  # fmt: skip
-    _print(console, table)
+    print_table(console, table)
     _notes(console, result, several)
     cascades = [arm for arm in result["arms"] if arm["mode"] == "cascade"]
     for arm in cascades:
         if arm["arm"] == (result["chosen"] or cascades[0]["arm"]):
-            _exchange(console, arm)
+            print_matrix(console, arm)
     if result["dev_arms"]:
         count = result["dev_arms"][0]["problems"]
         pairs = [arm for arm in result["dev_arms"] if arm["mode"] == "cascade"]
         shown = ", ".join(f"{arm['arm']} {percent(arm['accuracy'], 1)}" for arm in pairs)
-        _say(console, f"The direction was chosen on {count} dev problems ({shown}), evaluated now for this alone.")
+        say(console, f"The direction was chosen on {count} dev problems ({shown}), evaluated now for this alone.")
 
 
 def _notes(console: Console, result: Row, several: bool) -> None:
     """Print what a table's columns leave unsaid, and which of several directions is the one to use."""
-    _say(console, "tokens: draft + prefill of the last stage + last stage, means")
+    say(console, "tokens: draft + prefill of the last stage + last stage, means")
     if several and result["chosen"] is not None:
-        _say(console, f"{result['chosen']}: the direction chosen on dev", "bold")
+        say(console, f"{result['chosen']}: the direction chosen on dev", "bold")
 
 
 def show_exchange(record: Row) -> None:
@@ -125,9 +125,9 @@ def show_exchange(record: Row) -> None:
     _panel(console, "summary that the solver read", "(none: it got the plain prompt)" if shown is None else shown, "")
     _panel(console, f"answer by {record['solver']}", final["text"], _stage_note(final))
     answer = record["answer"]
-    _say(console, "no answer could be read" if answer is None else f"answer: {one_line(answer)}", "bold")
+    say(console, "no answer could be read" if answer is None else f"answer: {one_line(answer)}", "bold")
     if record["outcome"] is not None:
-        _say(console, f"gold {one_line(record['gold'])}: {_OUTCOMES[record['outcome']]}")
+        say(console, f"gold {one_line(record['gold'])}: {_OUTCOMES[record['outcome']]}")
 
 
 def answer_line(record: Row, alone: bool) -> str:
@@ -152,11 +152,13 @@ def outcome_sentence(record: Row) -> str:
     return f"draft {record['draft']['verdict']}, answer {record['final']['verdict']}: {_OUTCOMES[record['outcome']]}"
 
 
-def _say(console: Console, text: str, style: str = "") -> None:
+def say(console: Console, text: str, style: str = "") -> None:
+    """Print a line of text, `clean` and as long as it is."""
     console.print(Text(clean(text), style=style), soft_wrap=True)
 
 
-def _table(title: str) -> Table:
+def new_table(title: str) -> Table:
+    """A table without lines, ready for its columns."""
     return Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
 
 
@@ -189,18 +191,18 @@ def _tokens(arm: Row) -> str:
     return f"{draft} + {number(arm['prompt_tokens'])} + {number(arm['tokens'])}"
 
 
-def _exchange(console: Console, arm: Row) -> None:
+def print_matrix(console: Console, arm: Row) -> None:
     """The 2x2 table of a cascade: draft right or wrong, final right or wrong."""
     (both_wrong, fixed), (broken, both_right) = arm["table"]
-    table = _table(f"{arm['arm']}: what became of the drafts")
+    table = new_table(f"{arm['arm']}: what became of the drafts")
     for name in ("", "final right", "final wrong", ""):
         table.add_column(name, justify="right" if name else "left")
     table.add_row("draft right", str(both_right), str(broken), f"break {percent(arm['break'])}")
     table.add_row("draft wrong", str(fixed), str(both_wrong), f"fix {percent(arm['fix'])}, copy {percent(arm['copy'])}")
-    _print(console, table)
+    print_table(console, table)
 
 
-def _print(console: Console, table: Table) -> None:
+def print_table(console: Console, table: Table) -> None:
     """A table and an empty line; a pipe gets no blanks at the ends of lines."""
     if console.is_terminal:
         console.print(table, "")
@@ -213,9 +215,9 @@ def _print(console: Console, table: Table) -> None:
 def _next(console: Console, result: Row, more: Sequence[str]) -> None:
     out, problem = result["out"], result["example"]
     example = problem if problem is not None and len(problem) <= 60 and problem.isprintable() else "your problem"
-    _say(console, "Next:")
+    say(console, "Next:")
     if result["chosen"] is not None:
-        _say(console, f"  {shlex.join(['agon', 'cascade', '--run', out, example])}")
-    _say(console, f"  {shlex.join(['agon', 'eval', out, '--samples', '4'])}")
+        say(console, f"  {shlex.join(['agon', 'cascade', '--run', out, example])}")
+    say(console, f"  {shlex.join(['agon', 'eval', out, '--samples', '4'])}")
     for command in more:
-        _say(console, f"  {command}")
+        say(console, f"  {command}")

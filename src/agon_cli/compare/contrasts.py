@@ -1,0 +1,135 @@
+"""Which arms are set against which, what the statistics say of each pair, and the verdict in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from agon_cli.compare.arms import Measured
+from agon_cli.document import Contrast, Estimate
+from agon_cli.errors import UsageError
+from agon_cli.stats import Paired, holm, judged, paired
+
+BASELINES = ("grpo", "zero_shot")
+"""What every method is set against."""
+SPELT_OUT = ("grpo", "coop")
+"""Contrasts of the lead that the verdict spells out beside those at equal tokens; without either, the first ones."""
+_WITHIN = 1.1
+"""Budgets within this factor of each other are equal."""
+_BY_DEPLOY = {"vote": ("zero_shot", "grpo"), "proposers": ("moa",)}
+
+
+def lead_of(arms: Sequence[Measured]) -> Measured:
+    """The arm that the comparison is about: agon, else its first variant, else the first cascade of rivals, else the
+    first method."""
+    methods = [arm for arm in arms if arm.kind == "method"] or list(arms)
+    tests: list[Callable[[Measured], bool]] = [
+        lambda arm: arm.name == "agon",
+        lambda arm: arm.method == "agon",
+        lambda arm: arm.trained and arm.deploy == "cascade" and arm.method not in ("grpo_two_pass", "self_refine"),
+        lambda arm: arm.trained,
+    ]
+    return next((arm for test in tests for arm in methods if test(arm)), methods[0])
+
+
+def pairs(arms: Sequence[Measured], lead: Measured) -> list[tuple[Measured, Measured]]:
+    """What is set against what, in a fixed order: the lead against every method, every arm of equal tokens and its own
+    placebos; then every method against the baselines."""
+    methods = [arm for arm in arms if _is_method(arm)]
+    others = [arm for arm in methods if arm is not lead]
+    equal = [arm for arm in arms if arm.kind == "equal_tokens"]
+    placebos = [arm for arm in arms if arm.name in (f"{lead.name} shuffled", f"{lead.name} empty")]
+    found = [(lead, arm) for arm in [*others, *equal, *placebos]]
+    known = {frozenset((a.name, b.name)) for a, b in found}
+    for baseline in (arm for name in BASELINES for arm in methods if arm.name == name):
+        for arm in others:
+            pair = frozenset((arm.name, baseline.name))
+            if arm is not baseline and pair not in known:
+                known.add(pair)
+                found.append((arm, baseline))
+    return found
+
+
+def _is_method(arm: Measured) -> bool:
+    """A method as it is deployed: the control that is trained on other problems' drafts too."""
+    return arm.kind == "method" or (arm.kind == "control" and arm.method == "shuffled" and " " not in arm.name)
+
+
+@dataclass(frozen=True)
+class Set:
+    """A pair of arms that share something, with its statistics."""
+
+    left: Measured
+    right: Measured
+    found: Paired
+
+
+def contrasts(arms: Sequence[Measured], lead: Measured) -> tuple[list[Contrast], list[str]]:
+    """Every contrast, p adjusted over all of them; and a sentence for each pair that shares no seed."""
+    sets, notes = [], []
+    for left, right in pairs(arms, lead):
+        try:
+            sets.append(Set(left, right, paired(left.scores, right.scores)))
+        except UsageError:
+            notes.append(f"{left.name} and {right.name} share no problem under the same seed and are not compared.")
+    adjusted = holm([one.found.p for one in sets]) if sets else []
+    return [_contrast(one, p, arms) for one, p in zip(sets, adjusted, strict=True)], notes
+
+
+def _contrast(one: Set, p_holm: float, arms: Sequence[Measured]) -> Contrast:
+    found, left, right = one.found, one.left, one.right
+    spent = right.tokens["generated"]
+    ratio = left.tokens["generated"] / spent if spent else float("inf")
+    matched = None if 1 / _WITHIN <= ratio <= _WITHIN else _matched(left, right, arms)
+    word, sentence = judged(found, p_holm, left.name, right.name, ratio, matched)
+    return {
+        "left": left.name, "right": right.name, "items": found.items, "seeds": found.seeds,
+        "difference": {"value": found.difference, "low": found.low, "high": found.high},
+        "p": found.p, "p_holm": p_holm, "test": found.test, "discordant": list(found.discordant),
+        "detectable": found.detectable, "budget_ratio": ratio, "matched": matched, "verdict": word,
+        "sentence": sentence,
+    }  # fmt: skip
+
+
+def _matched(left: Measured, right: Measured, arms: Sequence[Measured]) -> str | None:
+    """The arm that spends left's tokens on right's players, if there is one."""
+    for arm in arms:
+        whose = right.method in _BY_DEPLOY.get(arm.deploy, ()) and arm.name.startswith(f"{right.name} ")
+        if arm.kind == "equal_tokens" and whose:
+            ratio = arm.tokens["generated"] / max(1e-9, left.tokens["generated"])
+            if 1 / _WITHIN <= ratio <= _WITHIN:
+                return arm.name
+    return None
+
+
+_SAID = {
+    "better": "better than",
+    "higher": "higher, at another budget, than",
+    "cannot tell": "not told apart from",
+    "lower": "lower, at another budget, than",
+    "worse": "worse than",
+}
+
+
+def verdict(lead: Measured, accuracy: Estimate, found: Sequence[Contrast]) -> list[str]:
+    """The sentences that the page begins with: how the lead stands among all, then the contrasts that matter most.
+    `accuracy` is the lead's estimate."""
+    mine = [contrast for contrast in found if contrast["left"] == lead.name]
+    value = accuracy["value"]
+    items = max((len(scores) for scores in lead.scores.values()), default=0)
+    if value is None:
+        return [f"{lead.name} has no answer that could be graded."]
+    seeds = "one seed" if len(lead.seeds) == 1 else f"{len(lead.seeds)} seeds"
+    figures = f"{100 * value:.1f} % [{100 * accuracy['low']:.1f}, {100 * accuracy['high']:.1f}]"
+    main = f"{lead.name} answers {figures} of {items:,} test problems right, over {seeds}, "
+    main += f"for {lead.tokens['generated']:.0f} tokens a problem"
+    groups = [(said, [c["right"] for c in mine if c["verdict"] == word]) for word, said in _SAID.items()]
+    parts = [f"{said} {_listed(names)}" for said, names in groups if names]
+    sentences = [main + (": " + "; ".join(parts) if parts else "") + "."]
+    spelt = [c for name in SPELT_OUT for c in mine if c["right"] == name]
+    spelt += [c for c in mine if "@" in c["right"]]
+    return sentences + [c["sentence"] for c in spelt or mine[:3]]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,233 @@
+"""A run folder as a document: what its logs say of it, before and after training and step by step."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from agon_cli import data
+from agon_cli.compare.arms import Measured, OneSeed, Place, Tally, tallies
+from agon_cli.compare.arms import document as arm_of
+from agon_cli.document import FORMAT, Arm, Curve, Line, RunDocument, Trace
+from agon_cli.errors import AgonError, UsageError
+from agon_cli.evaluate import choose, direction
+from agon_cli.players import recipe_of
+from agon_cli.recipe import Recipe, resolved
+from agon_cli.report.examples import samples
+from agon_cli.report.wording import interval, percent
+from agon_cli.runlog import read
+from agon_cli.stats import interval as interval_of
+from agon_cli.types import Problem
+
+Row = Mapping[str, Any]
+UNITS: dict[str, Literal["share", "tokens", "reward"]] = {
+    "reward": "reward", "accuracy": "share", "length": "tokens", "truncated": "share", "fix": "share",
+    "break": "share", "copy": "share",
+}  # fmt: skip
+"""What is drawn step by step, by its key in metrics.jsonl."""
+MOST_POINTS = 400
+"""Points of a line; a longer run is drawn by means of neighbouring steps."""
+
+
+def document(run: Path) -> RunDocument:
+    """The document of one run, finished or not. Raises UsageError, with file and line where there is one, for a run
+    without an evaluation on the test split, for torn rows and for rows that lack a key or hold something else there."""
+    recipe, manifest = recipe_of(run), _manifest(run)
+    found = _checked(run, "evals", lambda: tallies(read(run, "evals")))
+    steps = sorted({place.step for place in found if place.split == "test"})
+    if not steps:
+        raise UsageError(
+            f"{run / 'evals.jsonl'}: no evaluation on the test split", "let `agon train` get as far as its first one"
+        )
+    metrics = _checked(run, "metrics", lambda: list(map(_numbers, read(run, "metrics"))))
+    first, last = steps[0], steps[-1]
+    chosen = _deployed(found, last)
+    arms = _checked(run, "evals", lambda: _arms(found, last, recipe, chosen))
+    if first != last:
+        arms += _checked(run, "evals", lambda: _arms(found, first, recipe, chosen, first))
+    problems = _problems(recipe)
+    return {
+        "format": FORMAT, "title": f"{recipe.method.preset}, seed {recipe.seed}: one run",
+        "command": shlex.join(str(word) for word in manifest.get("argv", [])), "kind": "run",
+        "verdict": _verdict(arms, chosen, first, last), "notes": _notes(recipe, metrics, found, last), "arms": arms,
+        "contrasts": [], "budgets": [], "curves": _curves(found, metrics, recipe.seed, chosen), "exchanges": [],
+        "costs": [], "samples": _checked(run, "evals", lambda: samples(run, recipe, chosen, [first, last], problems)),
+        "gates": [], "recipe": resolved(recipe), "provenance": _provenance(manifest, recipe, found, last, metrics),
+        "traces": list(_traces(metrics)),
+    }  # fmt: skip
+
+
+def _checked(run: Path, log: str, make: Any) -> Any:
+    """What `make` makes of a log. A value of the wrong kind in it is the file's fault, and told as such."""
+    try:
+        return make()
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+        raise UsageError(
+            f"{run / f'{log}.jsonl'}: a row holds something that no run writes: {error}",
+            "put the file back; it was edited, or another version wrote it",
+        ) from error
+
+
+def _manifest(run: Path) -> dict[str, Any]:
+    path, hint = run / "manifest.json", "put the file back; the report names what the run was made with"
+    try:
+        found = json.loads(path.read_bytes())
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{path}:{error.lineno}: not JSON: {error.msg}", hint) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path} cannot be read: {error}", hint) from error
+    if not isinstance(found, dict) or not isinstance(found.get("argv", []), list):
+        raise UsageError(f"{path}: not the manifest of a run", hint)
+    return found
+
+
+def _problems(recipe: Recipe) -> dict[str, Problem]:
+    """The test problems by id, where they are at hand: of the tiny world, or in files that are still there. The logs
+    name problems and do not hold them."""
+    if recipe.data.type not in ("tiny", "jsonl"):
+        return {}
+    with suppress(AgonError, OSError):
+        return {problem.id: problem for problem in data.load(recipe).test}
+    return {}
+
+
+def _deployed(found: Mapping[Place, Tally], last: int) -> str:
+    """The arm that answers: the direction that dev chose, the first where it could not, or the first player."""
+    test = {place.arm: tally for place, tally in found.items() if (place.step, place.split) == (last, "test")}
+    dev = [
+        {"arm": place.arm, "mode": tally.mode, "accuracy": tally.accuracy}
+        for place, tally in found.items()
+        if (place.step, place.split) == (last, "dev") and place.arm in test
+    ]
+    cascades = [arm for arm, tally in test.items() if tally.mode == "cascade"]
+    return choose(dev) or next(iter([*cascades, *test]))
+
+
+def _arms(found: Mapping[Place, Tally], step: int, recipe: Recipe, chosen: str, before: int | None = None) -> list[Arm]:
+    """Every arm of the test split at a step, the one that is deployed first; `before` names the step in their names."""
+    arms = []
+    for place, tally in sorted(found.items(), key=lambda item: (item[0].arm != chosen, item[1].mode != "cascade")):
+        if (place.step, place.split) != (step, "test"):
+            continue
+        name, cascade = place.arm, tally.mode == "cascade"
+        measured = Measured(
+            name=name if before is None else f"{name}, step {before}",
+            label=_words(name, cascade, name == chosen and before is None),
+            kind="control" if before is not None else "method" if cascade or name == chosen else "part",
+            method=name,
+            deploy="cascade" if cascade else "single",
+            trained=step > 0 and recipe.method.players != "base",
+            seeds={recipe.seed: OneSeed(name, tally)},
+        )
+        low, high = interval_of(list(tally.scores.values()))
+        arms.append(arm_of(measured, {"value": tally.accuracy, "low": low, "high": high}))
+    return arms
+
+
+def _words(name: str, cascade: bool, chosen: bool) -> str:
+    if not cascade:
+        return f"{name} alone, one pass"
+    pair = direction(name)
+    return f"{pair.drafter} drafts, {pair.challenger} answers" + ("; chosen on dev" if chosen else "")
+
+
+def _verdict(arms: Sequence[Arm], chosen: str, first: int, last: int) -> list[str]:
+    after = next(arm for arm in arms if arm["method"] == chosen and arm["kind"] == "method")
+    before = next((arm for arm in arms if arm["method"] == chosen and arm["kind"] == "control"), None)
+    items = after["seeds"][0]["items"]
+    told = [f"{chosen} answers {_figure(after)} of {items} test problems after {last} steps"]
+    told[0] += f"; it was {_figure(before)} at step {first}." if before else "."
+    rates, tokens = after["rates"], after["tokens"]
+    if rates:
+        fix, broken = (f"{percent(rates[name], 0)} %" for name in ("fix", "break"))
+        told.append(f"It answers {fix} of the wrong drafts right, and {broken} of the right ones wrong.")
+    told.append(f"A problem takes {tokens['generated']:.0f} generated tokens.")
+    return told
+
+
+def _figure(arm: Arm) -> str:
+    found = arm["accuracy"]
+    return f"{percent(found['value'])} % {interval(found['low'], found['high'])}"
+
+
+def _notes(recipe: Recipe, metrics: Sequence[Row], found: Mapping[Place, Tally], last: int) -> list[str]:
+    notes = ["One run under one seed: another seed ends elsewhere. agon compare runs several and says how sure it is."]
+    wanted = 0 if recipe.method.players == "base" else recipe.steps
+    if last < wanted:
+        notes.append(f"The run has not finished: its last evaluation on the test split is of step {last} of {wanted}.")
+    errors = sum(tally.errors for place, tally in found.items() if place.split == "test")
+    if errors:
+        notes.append(f"{errors} completions that the grader itself failed on are left out.")
+    return notes + [f"Step {row['step']}: {flag}" for row in metrics for flag in row.get("flags", [])]
+
+
+def _numbers(row: Row) -> Row:
+    """Of a row of metrics what is used here; asking for it is what finds a row that lacks it."""
+    streams = [
+        (player, role, {key: values[role][key] for key in UNITS if key in values[role]})
+        for player, values in row["players"].items()
+        for role in ("draft", "challenge")
+        if role in values
+    ]
+    return {"step": int(row["step"]), "streams": streams, "tokens": float(row["tokens"]["sampled"]),
+            "seconds": float(sum(row["seconds"].values())), "flags": [str(flag) for flag in row.get("flags", [])],
+            "peak": row.get("peak_bytes")}  # fmt: skip
+
+
+def _curves(found: Mapping[Place, Tally], metrics: Sequence[Row], seed: int, chosen: str) -> list[Curve]:
+    """Dev accuracy of every arm, the deployed one first, with what training had spent by then."""
+    arms = dict.fromkeys([chosen, *(place.arm for place in found if place.split == "dev")])
+    curves: list[Curve] = []
+    for arm in arms:
+        points = []
+        for place, tally in sorted(found.items()):
+            if (place.split, place.arm) != ("dev", arm) or tally.accuracy is None:
+                continue
+            spent = [row for row in metrics if row["step"] < place.step]
+            tokens, seconds = (sum(row[key] for row in spent) for key in ("tokens", "seconds"))
+            points.append({"step": place.step, "accuracy": tally.accuracy, "length": tally.tokens["answer"],
+                           "tokens": tokens, "seconds": seconds})  # fmt: skip
+        if len(points) > 1:
+            curves.append({"method": arm, "seed": seed, "points": points})  # type: ignore[typeddict-item]
+    return curves
+
+
+def _traces(metrics: Sequence[Row]) -> Iterator[Trace]:
+    """Every quantity that some stream has, stream by stream."""
+    for name, unit in UNITS.items():
+        lines: dict[tuple[str, str], list[tuple[int, float]]] = {}
+        for row in metrics:
+            for player, role, values in row["streams"]:
+                if values.get(name) is not None:
+                    lines.setdefault((player, role), []).append((row["step"], float(values[name])))
+        if lines:
+            yield {"name": name, "unit": unit, "lines": [_line(*key, points) for key, points in sorted(lines.items())]}
+
+
+def _line(player: str, role: Any, points: Sequence[tuple[int, float]]) -> Line:
+    size = -(-len(points) // MOST_POINTS)
+    parts = [points[start : start + size] for start in range(0, len(points), size)]
+    return {"player": player, "role": role, "steps": [part[-1][0] for part in parts],
+            "values": [_mean(value for _, value in part) for part in parts]}  # fmt: skip
+
+
+def _mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return sum(listed) / len(listed)
+
+
+def _provenance(
+    manifest: Row, recipe: Recipe, found: Mapping[Place, Tally], last: int, metrics: Sequence[Row]
+) -> dict[str, Any]:
+    items = max(len(tally.right) for place, tally in found.items() if (place.step, place.split) == (last, "test"))
+    held = {key: manifest[key] for key in ("versions", "hardware", "hashes", "started") if key in manifest}
+    spent = {
+        "steps": len(metrics),
+        "tokens sampled": int(sum(row["tokens"] for row in metrics)),
+        "seconds of steps": round(sum(row["seconds"] for row in metrics), 1),
+    }
+    return held | {"seeds": [recipe.seed], "split": "test", "items": items, "training": spent}

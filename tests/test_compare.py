@@ -1,0 +1,612 @@
+"""`agon compare`: which runs make up a comparison, what is refused, what is written; and that nothing is done twice."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import agon_cli
+from agon_cli.compare import cells, folder, workers
+from agon_cli.console.trainings import progress_line
+from agon_cli.errors import UsageError
+from agon_cli.recipe import PRESETS
+from agon_cli.tiny import world
+from commands import agon
+from compared import SMALL, made_up
+
+SOURCE = Path(agon_cli.__file__).parents[1]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def compared(capsys, *words):
+    """Exit code, the document (None where there is none) and stderr of a comparison without arms that need models."""
+    code, out, err = agon(capsys, "compare", *words, "--no-extras", "--json")
+    events = [json.loads(line) for line in out.splitlines()]
+    return code, next((event for event in events if event["event"] == "comparison"), None), err
+
+
+def read_lines(*parts):
+    return Path(*parts).read_text().splitlines()
+
+
+def trio(*overrides, seeds=(0, 1)):
+    """Runs of three methods under the seeds, their words."""
+    made = []
+    for method, right in (("grpo_two_pass", 0.4), ("coop", 0.6), ("agon", 0.7)):
+        made += [made_up(Path("made", method, f"seed-{seed}"), method, seed, right, *overrides) for seed in seeds]
+    return [str(path) for path in made]
+
+
+# --- which runs -------------------------------------------------------------------------------------------------------
+
+
+def test_every_method_has_a_cell_and_runs_that_serve_two_are_trained_once():
+    found = cells.cells_of(cells.methods_of(None))
+    assert [method.name for cell in found for method in cell.methods if method.name not in PRESETS] == []
+    assert sorted(method.name for cell in found for method in cell.methods) == sorted(PRESETS)
+    served = {cell.name: [method.name for method in cell.methods] for cell in found}
+    assert served["moa"] == ["zero_shot", "moa"]
+    assert served["grpo_two_pass"] == ["grpo", "grpo_two_pass"]
+    assert len(found) == len(PRESETS) - 2
+
+
+def test_runs_are_named_by_cell_and_seed_and_carry_the_words_that_train_them(here):
+    runs = cells.planned("tiny", ["steps=9", "seed=5"], cells.methods_of("grpo,agon:bonus=3"), 2, Path("out"))
+    assert [(run.name, str(run.folder)) for run in runs] == [
+        ("grpo_two_pass/seed-5", "out/runs/grpo_two_pass/seed-5"),
+        ("grpo_two_pass/seed-6", "out/runs/grpo_two_pass/seed-6"),
+        ("agon-bonus-3/seed-5", "out/runs/agon-bonus-3/seed-5"),
+        ("agon-bonus-3/seed-6", "out/runs/agon-bonus-3/seed-6"),
+    ]
+    assert runs[-1].words == ("tiny", "steps=9", "seed=5", "method=agon", "method.bonus=3", "seed=6")
+    assert (runs[-1].recipe.method.bonus, runs[-1].recipe.seed, runs[-1].recipe.steps) == (3.0, 6, 9)
+    assert runs[0].recipe.method.deploy == "cascade"
+
+
+@pytest.mark.parametrize("changes", ["method.format_weight=0.2"])
+def test_what_no_preset_sets_holds_for_every_method(here, changes):
+    runs = cells.planned("tiny", [changes], cells.methods_of("grpo,coop,agon"), 1, Path("out"))
+    assert {run.recipe.method.format_weight for run in runs} == {0.2}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("agno", "no method is called 'agno'; did you mean 'agon'?"),
+        ("agon,grpoo,copo", "no method is called 'grpoo'; did you mean 'grpo'?"),
+        ("agon:bonus", "'bonus' is no key=value"),
+        ("agon:seed=3", "seed is not a variant's to change"),
+        (" , ", "names none"),
+    ],
+)
+def test_a_method_that_is_not_known_is_refused_with_the_nearest(capsys, here, text, said):
+    code, out, err = agon(capsys, "compare", "tiny", "--methods", text)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert not Path("comparisons").exists()
+
+
+def test_faults_of_methods_are_told_all_at_once(capsys, here):
+    _, _, err = agon(capsys, "compare", "tiny", "--methods", "grpoo,copo,agon:x")
+    assert all(part in err for part in ("'grpoo'", "'copo'", "'x' is no key=value"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["tiny", "method=grpo"], "a comparison sets the methods itself"),
+        (["tiny", "method.bonus=2"], "a comparison sets the methods itself"),
+        (["tiny", "optim.lrr=1"], "did you mean"),
+        (["tiny", "qwen3-0.6b-deepmath"], "several recipes"),
+        (["no-such"], "no such recipe"),
+        (["tiny", "--methods", "agon:bonus=much"], "bonus"),
+        (["tiny", "--methods", "agon", "--gate", "agon>=grop"], "grop"),
+        (["tiny", "--methods", "agon", "--gate", "agon"], "no gate"),
+    ],
+)
+def test_a_faulty_command_is_refused_before_anything_is_written(capsys, here, words, said):
+    code, out, err = agon(capsys, "compare", *words)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", [["--methods", "agon"], ["--seeds", "2"], ["--jobs", "2"]])
+def test_what_is_about_training_needs_a_recipe(capsys, here, option):
+    run = made_up(here / "run", "agon", 0, 0.5)
+    code, _, err = agon(capsys, "compare", str(run), *option)
+    assert code == 2
+    assert "none is named" in err
+
+
+def test_a_run_that_is_there_takes_the_place_of_the_one_to_train(here):
+    run = made_up(here / "mine", "agon", 1, 0.5)
+    plan = cells.planned("tiny", SMALL, cells.methods_of("coop,agon"), 2, Path("out"))
+    found = cells.found([(run, "mine")], plan)
+    assert [(one.name, one.words is None, one.shown) for one in found] == [
+        ("coop/seed-0", False, "runs/coop/seed-0"), ("coop/seed-1", False, "runs/coop/seed-1"),
+        ("agon/seed-0", False, "runs/agon/seed-0"), ("agon/seed-1", True, "mine"),
+    ]  # fmt: skip
+
+
+def test_runs_of_one_method_with_other_settings_are_told_apart(here):
+    runs = [made_up(here / name, "agon", 0, 0.5, *more) for name, more in
+            (("a", []), ("b", ["method.bonus=3"]), ("c", ["optim.lr=1e-4"]))]  # fmt: skip
+    # `method=agon` comes after the overrides above and would undo a knob of it.
+    values = json.loads((runs[1] / "recipe.resolved.json").read_text())
+    values["method"]["bonus"] = 3.0
+    (runs[1] / "recipe.resolved.json").write_text(json.dumps(values))
+    found = cells.found([(run, run.name) for run in runs], [])
+    assert [run.cell.methods[-1].name for run in found] == ["agon", "agon:bonus=3", "agon:optim.lr=0.0001"]
+    assert [run.cell.name for run in found] == ["agon", "agon-bonus-3", "agon-optim.lr-0.0001"]
+
+
+def test_the_same_run_twice_is_refused_and_the_same_folder_twice_is_not(here):
+    run = made_up(here / "run", "agon", 0, 0.5)
+    shutil.copytree(run, here / "copy")
+    assert len(cells.sort([str(run), str(run)]).runs) == 1
+    with pytest.raises(UsageError, match="the same run as run"):
+        cells.found([(run, "run"), (here / "copy", "copy")], [])
+
+
+# --- what is written --------------------------------------------------------------------------------------------------
+
+
+def test_runs_are_compared_without_training_and_without_torch(here):
+    words = trio()
+    program = "import sys; from agon_cli import cli; code = cli.main(sys.argv[1:]); print(code, 'torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "compare", *words, "--no-extras", "-q", "--out", "out"],
+        env=os.environ | {"PYTHONPATH": str(SOURCE)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "0 False", done.stderr
+    assert sorted(path.name for path in Path("out").iterdir()) == [
+        ".lock", "comparison.json", "page.html", "table.csv", "table.md", "table.tex",
+    ]  # fmt: skip
+
+
+def test_the_document_says_what_the_rows_say(capsys, here):
+    code, document, _ = compared(capsys, *trio())
+    assert code == 0
+    names = [arm["name"] for arm in document["arms"]]
+    assert names == ["grpo", "grpo_two_pass", "coop", "coop drafter", "coop reverse", "agon", "agon drafter",
+                     "agon reverse"]  # fmt: skip
+    agon_arm = document["arms"][names.index("agon")]
+    for one in agon_arm["seeds"]:
+        rows = [json.loads(line) for line in read_lines("made/agon", f"seed-{one['seed']}", "evals.jsonl")]
+        last = [row for row in rows if row["step"] == 4]
+        dev, test = ({arm: [row["verdict"] == "correct" for row in last if row["split"] == split and row["arm"] == arm]
+                      for arm in ("A>B", "B>A")} for split in ("dev", "test"))  # fmt: skip
+        best = max(("A>B", "B>A"), key=lambda arm: sum(dev[arm]))
+        assert one["direction"] == best
+        assert one["accuracy"] == pytest.approx(sum(test[best]) / 20)
+        assert one["directions"] == {arm: pytest.approx(sum(test[arm]) / 20) for arm in test}
+    assert {c["method"] for c in document["curves"]} == {"grpo", "grpo_two_pass", "coop", "agon"}
+    last = document["curves"][0]["points"][-1]
+    assert (last["step"], last["tokens"]) == (4, 4 * 160)
+    assert [one["method"] for one in document["exchanges"]] == ["coop", "agon"]
+    assert {cost["arm"] for cost in document["costs"]} == set(names)
+    assert document["verdict"][0].startswith("agon answers")
+    assert document["provenance"]["items"] == 20
+
+
+def test_contrasts_are_few_in_a_fixed_order_and_adjusted_together(capsys, here):
+    _, document, _ = compared(capsys, *trio())
+    pairs_said = [(c["left"], c["right"]) for c in document["contrasts"]]
+    assert pairs_said == [
+        ("agon", "grpo"), ("agon", "grpo_two_pass"), ("agon", "coop"), ("grpo_two_pass", "grpo"), ("coop", "grpo"),
+    ]  # fmt: skip
+    ps = sorted(c["p"] for c in document["contrasts"])
+    adjusted = sorted(c["p_holm"] for c in document["contrasts"])
+    running = 0.0
+    for rank, (p, found) in enumerate(zip(ps, adjusted, strict=True)):
+        running = max(running, min(1.0, p * (len(ps) - rank)))
+        assert found == pytest.approx(running)
+
+
+def test_the_same_runs_give_the_same_bytes_wherever_and_whenever(capsys, here):
+    words = trio()
+    files = ["comparison.json", "page.html", "table.csv", "table.md", "table.tex"]
+    for out in ("one", "deeper/two"):
+        assert agon(capsys, "compare", *words, "--no-extras", "-q", "--out", out)[0] == 0
+        time.sleep(0.01)
+    first = [Path("one", name).read_bytes() for name in files]
+    assert first == [Path("deeper/two", name).read_bytes() for name in files]
+    again = [Path("one", name).read_bytes() for name in files] if agon(
+        capsys, "compare", *words, "--no-extras", "-q", "--out", "one")[0] == 0 else []  # fmt: skip
+    assert first == again
+
+
+def test_a_comparison_folder_is_a_source_and_paths_are_told_within_it(capsys, here):
+    for method, right in (("coop", 0.5), ("agon", 0.8)):
+        made_up(here / "comparisons/mine/runs" / method / "seed-0", method, 0, right)
+    code, document, _ = compared(capsys, "comparisons/mine")
+    assert code == 0
+    assert Path("comparisons/mine/comparison.json").exists()
+    assert document["provenance"]["runs"] == {"coop/seed-0": "runs/coop/seed-0", "agon/seed-0": "runs/agon/seed-0"}
+
+
+def test_samples_show_every_outcome_and_long_texts_are_cut(capsys, here):
+    long = lambda row: row | {"text": "x" * 5000} if row["arm"] == "A" else row  # noqa: E731
+    runs = [made_up(here / "agon", "agon", 0, 0.5, "split.test=100", change=long),
+            made_up(here / "grpo", "grpo_two_pass", 0, 0.5, "split.test=100")]  # fmt: skip
+    _, document, _ = compared(capsys, *map(str, runs))
+    outcomes = [sample["outcome"]["agon"] for sample in document["samples"]]
+    assert outcomes == ["fix"] * 4 + ["break"] * 3 + ["right"] * 2 + ["wrong"] * 3
+    problems = {problem.id: problem for problem in world.problems("test")}
+    for sample in document["samples"]:
+        assert sample["question"] == problems[sample["problem_id"]].question
+        assert sample["gold"] == problems[sample["problem_id"]].gold
+        assert set(sample["arms"]) == {"agon", "grpo", "grpo_two_pass"}
+        draft = sample["arms"]["agon"]["draft"]
+        if draft["player"] == "A":
+            assert draft["text"] == "x" * 4000 + "… (1,000 more characters)"
+
+
+def test_hostile_rows_stay_text_and_numbers_that_are_none_become_null(capsys, here):
+    evil = "<script>alert(1)</script>\x1b[31m\x00\u202e\ud800" + "z" * 100_000
+
+    def spoil(row):
+        return row | {"text": evil, "summary": evil, "extracted": evil, "surplus": math.nan, "format": math.inf}
+
+    run = made_up(here / "run", "agon", 0, 0.5, change=spoil)
+    code, document, err = compared(capsys, str(run), "--out", "out")
+    assert (code, err) == (0, "")
+    assert len(document["samples"]) == 12
+    text = Path("out/comparison.json").read_text(encoding="ascii")
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    page = Path("out/page.html").read_bytes()
+    assert b"<script" not in page
+    assert b"\x1b" not in page
+
+
+def test_the_canonical_document_is_rounded_sorted_and_stable():
+    said = folder.text({"b": 0.1 + 0.2, "a": [math.nan, 1 / 3], "n": 3, "t": True})
+    assert json.loads(said) == {"a": [None, 0.333333333333], "b": 0.3, "n": 3, "t": True}
+    assert said.index('"a"') < said.index('"b"')
+    assert folder.text(folder.canonical({"x": 2 / 3})) == folder.text({"x": 2 / 3})
+
+
+def test_every_method_can_be_compared_and_agon_is_set_against_each(capsys, here):
+    trained = [cell.methods[-1].preset for cell in cells.cells_of(cells.methods_of(None))]
+    runs = [made_up(Path("made", method, str(seed)), method, seed, 0.5) for method in trained for seed in (3, 4)]
+    code, document, err = compared(capsys, *map(str, runs))
+    assert (code, err) == (0, "")
+    assert {arm["name"] for arm in document["arms"] if arm["name"] in PRESETS} == set(PRESETS)
+    mine = [c["right"] for c in document["contrasts"] if c["left"] == "agon"]
+    assert sorted(mine) == sorted(set(PRESETS) - {"agon"})
+    others = [(c["left"], c["right"]) for c in document["contrasts"] if c["left"] != "agon"]
+    assert {right for _, right in others} == {"grpo", "zero_shot"}
+    assert len({frozenset(pair) for pair in others}) == len(others) == 2 * 10 - 1
+    assert document["provenance"]["seeds"] == [3, 4]
+
+
+def test_three_players_have_six_directions_to_choose_from(capsys, here):
+    run = made_up(here / "run", "agon", 0, 0.5, "players={A: {}, B: {noise: 0.1}, C: {noise: 0.1}}")
+    code, document, _ = compared(capsys, str(run))
+    assert code == 0
+    assert len(document["arms"][0]["seeds"][0]["dev"]) == 6
+
+
+def test_progress_says_what_is_done_at_work_and_to_come():
+    working = [{"name": "agon/seed-0", "step": 40, "steps": 200}, {"name": "moa/seed-1", "step": 0, "steps": 0}]
+    row = {"done": 12, "total": 36, "working": working, "waiting": 22, "left": 1860.0}
+    said = "12 of 36 runs done; agon/seed-0 40/200, moa/seed-1 0/0; 22 to come, about 31 min 00 s left"
+    assert progress_line(row) == said
+    assert progress_line(row | {"left": None, "working": []}) == "12 of 36 runs done; 22 to come"
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("rollout.max_tokens=60", "rollout.max_tokens 60, in agon/seed-0 40"),
+        ("rollout.max_prompt_tokens=99", "rollout.max_prompt_tokens 99"),
+        ("rollout.temperature=0.5", "rollout.temperature 0.5"),
+        ("rollout.top_p=0.9", "rollout.top_p 0.9"),
+        ("summary.max_tokens=8", "summary.max_tokens 8"),
+        ("summary.withhold=strict", 'summary.withhold "strict"'),
+        ("verifier.type=number", 'verifier.type "number"'),
+        ("prompts.plain=solve now {problem} :", "prompts.plain"),
+    ],
+)
+def test_other_prompts_verifiers_and_limits_are_refused_by_run_and_key(capsys, here, override, key):
+    runs = [made_up(here / "a", "agon", 0, 0.5), made_up(here / "b", "coop", 0, 0.5, override)]
+    code, document, err = compared(capsys, *map(str, runs), "--intersect")
+    assert (code, document) == (2, None)
+    assert f"coop/seed-0: {key}" in err
+    assert not Path("comparisons").exists()
+
+
+def test_every_difference_is_listed(capsys, here):
+    runs = [made_up(here / "a", "agon", 0, 0.5), made_up(here / "b", "coop", 0, 0.5, "rollout.max_tokens=60"),
+            made_up(here / "c", "margin", 0, 0.5, "rollout.max_tokens=60", "verifier.type=number"),
+            made_up(here / "d", "shuffled", 0, 0.5)]  # fmt: skip
+    _, _, err = compared(capsys, *map(str, runs))
+    assert [line.strip() for line in err.splitlines() if "seed-0:" in line] == [
+        'margin/seed-0: verifier.type "number", in agon/seed-0 "exact"',
+        "coop/seed-0: rollout.max_tokens 60, in agon/seed-0 40",
+        "margin/seed-0: rollout.max_tokens 60, in agon/seed-0 40",
+    ]
+
+
+def test_other_problems_are_refused_and_intersect_takes_those_shared(capsys, here):
+    runs = [made_up(here / "a", "agon", 0, 0.5),
+            made_up(here / "b", "coop", 0, 0.5, "split.test=15", hashes={"data.test": "other"})]  # fmt: skip
+    words = list(map(str, runs))
+    code, _, err = compared(capsys, *words)
+    assert code == 2
+    assert "coop/seed-0: problems" in err
+    assert "--intersect" in err
+    code, document, _ = compared(capsys, *words, "--intersect")
+    assert code == 0
+    assert document["contrasts"][0]["items"] == 15
+    assert {one["items"] for arm in document["arms"] for one in arm["seeds"]} == {15}
+    assert any("5 problems that not all runs of a seed share are left out" in note for note in document["notes"])
+
+
+def test_a_problem_whose_gold_changed_is_not_the_same_problem(capsys, here, monkeypatch):
+    from agon_cli.compare import evidence
+    from agon_cli.types import Problem
+
+    runs = [made_up(here / "a", "agon", 0, 0.5),
+            made_up(here / "b", "coop", 0, 0.5, "optim.lr=0.5", hashes={"data.test": "other"})]  # fmt: skip
+    real = {problem.id: problem for problem in world.problems("test")}
+    changed = next(iter(real))
+
+    def read(recipe):
+        return real | ({changed: Problem(changed, "?", "99")} if recipe.optim.lr == 0.5 else {})
+
+    monkeypatch.setattr(evidence, "problems", read)
+    _, document, _ = compared(capsys, *map(str, runs), "--intersect")
+    assert document["contrasts"][0]["items"] == 19
+
+
+def test_other_numbers_of_samples_are_refused(capsys, here):
+    def twice(row):
+        return row | {"sample": 1} if row["problem_id"] == world.problems("test")[0].id else row
+
+    runs = [made_up(here / "a", "agon", 0, 0.5), made_up(here / "b", "coop", 0, 0.5, change=twice)]
+    code, _, err = compared(capsys, *map(str, runs), "--intersect")
+    assert code == 2
+    assert "coop/seed-0: samples per problem 2, in agon/seed-0 1" in err
+
+
+def test_other_training_settings_are_told_and_not_refused(capsys, here):
+    runs = [made_up(here / "a", "agon", 0, 0.5), made_up(here / "b", "coop", 0, 0.5, "optim.lr=0.01")]
+    code, document, _ = compared(capsys, *map(str, runs))
+    assert code == 0
+    assert "coop was trained with other settings than agon: optim.lr: 0.001 -> 0.01." in document["notes"]
+    assert any(note.startswith("One seed") for note in document["notes"])
+
+
+def test_arms_without_a_common_seed_are_not_compared(capsys, here):
+    runs = [made_up(here / "a", "agon", 0, 0.5), made_up(here / "b", "coop", 1, 0.5)]
+    code, document, _ = compared(capsys, *map(str, runs))
+    assert code == 0
+    assert document["contrasts"] == []
+    assert "agon and coop share no problem under the same seed and are not compared." in document["notes"]
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "said"),
+    [
+        ("evals.jsonl", '"tokens": ', '"tokens": -', "evals.jsonl:1: 'tokens' is no count"),
+        ("evals.jsonl", '"tokens": ', '"tokens": 1e400, "was": ', "evals.jsonl:1: 'tokens' is no count"),
+        ("evals.jsonl", '"verdict": "', '"verdict": 7, "was": "', "evals.jsonl:1: 'verdict' is no text"),
+        ("evals.jsonl", '"read": true', '"read": "yes"', "'read' is no true or false"),
+        ("evals.jsonl", '"verdict"', '"verdicts"', "evals.jsonl:1: no 'verdict' where one belongs"),
+        ("evals.jsonl", '{"step"', 'x{"step"', "evals.jsonl:1: not JSON"),
+        ("metrics.jsonl", '"sampled": 160', '"sampled": "160"', "metrics.jsonl:1: 'sampled' is no count"),
+        ("metrics.jsonl", '"seconds": {', '"seconds": [], "was": {', "metrics.jsonl:1: 'seconds' holds no times"),
+        ("metrics.jsonl", '"draft": 0.5', '"draft": NaN', "metrics.jsonl:1: 'seconds' holds no times"),
+        ("metrics.jsonl", '"roles": {"draft": "A"', '"roles": {"draft": "Z"', "metrics.jsonl:1: 'roles' names"),
+        ("manifest.json", '{"seed"', '["seed"', "manifest.json"),
+    ],
+)  # fmt: skip
+def test_a_broken_run_is_refused_with_its_place(capsys, here, file, old, new, said):
+    runs = [made_up(here / "a", "coop", 0, 0.5), made_up(here / "b", "agon", 0, 0.5)]
+    path = runs[1] / file
+    path.write_text(path.read_text().replace(old, new))
+    code, document, err = compared(capsys, *map(str, runs))
+    assert (code, document) == (2, None)
+    assert said in err
+    assert not Path("comparisons/coop-agon/comparison.json").exists()
+
+
+def test_a_run_that_has_not_finished_is_refused(capsys, here):
+    run = made_up(here / "a", "agon", 0, 0.5, change=lambda row: row if row["step"] == 0 else None)
+    code, _, err = compared(capsys, str(run))
+    assert code == 2
+    assert "has not finished: its last evaluation on the test split is of step 0, of 4" in err
+
+
+def test_a_full_disk_is_told_and_leaves_the_old_document(capsys, here, monkeypatch):
+    words = trio(seeds=(0,))
+    assert compared(capsys, *words, "--out", "out")[0] == 0
+    before = Path("out/comparison.json").read_bytes()
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folder.os, "fsync", full)
+    code, _, err = compared(capsys, *words, "--out", "out", "--gate", "agon>=grpo")
+    assert code == 5
+    assert "disk full" in err
+    assert Path("out/comparison.json").read_bytes() == before
+
+
+def test_a_comparison_folder_is_one_process_s_at_a_time(capsys, here):
+    words = trio(seeds=(0,))
+    with folder.held(Path("out")):
+        code, _, err = compared(capsys, *words, "--out", "out")
+    assert code == 2
+    assert "in use by another" in err
+    assert compared(capsys, *words, "--out", "out")[0] == 0
+
+
+def test_an_unmet_gate_writes_everything_and_exits_with_100(capsys, here):
+    words = trio()
+    code, document, err = compared(capsys, *words, "--out", "out", "--gate", "agon>=grpo", "--gate", "grpo>agon")
+    assert code == 100
+    assert [(gate["text"], gate["met"]) for gate in document["gates"]] == [("agon>=grpo", True), ("grpo>agon", False)]
+    assert "gate not met: grpo>agon: " in err
+    assert Path("out/page.html").exists()
+    assert compared(capsys, *words, "--out", "out", "--gate", "agon>=grpo")[0] == 0
+
+
+def test_what_is_set_against_what_without_agon(capsys, here):
+    runs = [made_up(here / "a", "moa", 0, 0.5), made_up(here / "b", "coop", 0, 0.5)]
+    _, document, _ = compared(capsys, *map(str, runs))
+    assert [(c["left"], c["right"]) for c in document["contrasts"]] == [
+        ("coop", "zero_shot"), ("coop", "moa"), ("moa", "zero_shot"),
+    ]  # fmt: skip
+
+
+# --- training what is missing -----------------------------------------------------------------------------------------
+
+QUICK = ["rollout.problems=2", "rollout.group_size=2", "rollout.max_tokens=24", "eval.every=0", "split.dev=6",
+         "split.test=12"]  # fmt: skip
+
+
+def running(*words):
+    return subprocess.Popen(
+        [sys.executable, "-m", "agon_cli.cli", "compare", "tiny", *QUICK, *words],
+        env=os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def finished(*words):
+    process = running(*words)
+    out, err = process.communicate(timeout=900)
+    return process.returncode, out, err
+
+
+def untimed(path):
+    """A document without what measures time and memory, which two trainings of one run do not share."""
+
+    def without(value):
+        if isinstance(value, dict):
+            return {k: without(v) for k, v in value.items() if k not in ("seconds", "training_seconds", "peak_bytes")}
+        return [without(item) for item in value] if isinstance(value, list) else value
+
+    return without(json.loads(path.read_text()))
+
+
+def wait_for(condition, process, seconds=600):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def lives(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle_and_run_again_it_repeats_nothing_and_ends_the_same(here):
+    words = ["--methods", "grpo,agon", "steps=3", "save.every=1", "--jobs", "1", "-q"]
+    code, out, err = finished(*words, "--out", "whole")
+    assert (code, err) == (0, "")
+    cut = running(*words, "--out", "cut")
+    wait_for(lambda: len(list(Path("cut/runs").glob("agon/seed-0/checkpoints/step-000001/COMPLETE"))) == 1, cut)
+    mine = [int(path.read_text()) for path in Path("cut/runs").glob("agon/*/.lock")]
+    os.kill(cut.pid, signal.SIGKILL)
+    cut.communicate()
+    wait_until = time.monotonic() + 20
+    while any(map(lives, mine)) and time.monotonic() < wait_until:
+        time.sleep(0.05)
+    assert mine
+    assert not any(map(lives, mine)), "a run outlived the comparison that started it"
+    done = {path: path.stat().st_mtime_ns for path in Path("cut/runs/grpo_two_pass/seed-0").rglob("*.jsonl")}
+    code, again, err = finished(*words, "--out", "cut")
+    assert (code, err) == (0, "")
+    assert again == out
+    assert {path: path.stat().st_mtime_ns for path in done} == done, "a whole run was touched"
+    manifest = json.loads(Path("cut/runs/agon/seed-0/manifest.json").read_text())
+    assert len(manifest["resumed"]) == 1
+    assert untimed(Path("cut/comparison.json")) == untimed(Path("whole/comparison.json"))
+    # And once more: nothing is trained, nothing evaluated, every byte is the same.
+    files = [path for path in Path("cut").rglob("*") if path.is_file() and path.name != ".lock"]
+    before = {path: (path.read_bytes(), path.stat().st_ino) for path in files}
+    extras = next(path for path in files if path.parent.name == "extras")
+    extras.write_bytes(extras.read_bytes()[:100])  # half-written: made again, the same
+    assert finished(*words, "--out", "cut")[0] == 0
+    assert {path: path.read_bytes() for path in files} == {path: data for path, (data, _) in before.items()}
+    kept = [path for path in files if "runs" in path.parts or (path.parent.name == "extras" and path != extras)]
+    assert {path: path.stat().st_ino for path in kept} == {path: before[path][1] for path in kept}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_the_state_and_says_how_to_go_on(here, number, code):
+    process = running("--methods", "agon", "steps=5000", "--out", "cut", "--jobs", "1")
+    rows = Path("cut/runs/agon/seed-0/metrics.jsonl")
+    wait_for(lambda: rows.exists() and rows.stat().st_size, process)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == code
+    assert "1 run: 0 done, 1 to train, 1 at once\nagon/seed-0 begins\n" in err
+    assert f"stopped by {number.name}; 0 of 1 runs are done" in err
+    assert "hint: continue with: agon compare tiny " in err
+    steps = len(rows.read_text().splitlines())
+    assert Path(f"cut/runs/agon/seed-0/checkpoints/step-{steps:06d}/COMPLETE").exists()
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_ends_the_comparison_with_its_code_and_the_others_save(here):
+    methods = "agon,coop:model.id=package:agon_cli/tiny/nothing"
+    process = running("--methods", methods, "steps=5000", "--jobs", "2", "--out", "out")
+    _, err = process.communicate(timeout=600)
+    assert process.returncode == 4
+    assert "error: coop-model.id-package-agon_cli-tiny-nothing/seed-0: " in err
+    assert "agon_cli/tiny/nothing" in err.partition("error:")[2]
+    rows = Path("out/runs/agon/seed-0/metrics.jsonl")
+    steps = len(rows.read_text().splitlines()) if rows.exists() else 0
+    assert steps < 5000
+    assert not steps or Path(f"out/runs/agon/seed-0/checkpoints/step-{steps:06d}/COMPLETE").exists()
+
+
+def test_a_folder_with_a_run_of_another_recipe_is_refused_before_training(capsys, here):
+    made_up(Path("out/runs/agon/seed-0"), "agon", 0, 0.5, "optim.lr=0.5")
+    code, _, err = agon(capsys, "compare", "tiny", *SMALL, "--methods", "grpo,agon", "--out", "out")
+    assert code == 2
+    assert "optim.lr: 0.5 -> 0.001" in err
+    assert "or delete out/runs/agon/seed-0" in err
+    assert not Path("out/runs/grpo_two_pass").exists()
+
+
+def test_how_many_at_once(monkeypatch):
+    from agon_cli.recipe import load
+
+    monkeypatch.setattr(workers.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr("agon_cli.memory.has_gpu", lambda: False)
+    assert workers.at_once(load("tiny"), 20) == 8
+    assert workers.at_once(load("tiny"), 3) == 3
+    assert workers.at_once(load("tiny", ["hardware.threads=3"]), 20) == 2
+    assert workers.at_once(load("tiny", ["hardware.threads=null"]), 20) == 1
+    monkeypatch.setattr("agon_cli.memory.has_gpu", lambda: True)
+    assert workers.at_once(load("tiny"), 20) == 1
