@@ -379,3 +379,89 @@ def test_the_program_is_the_one_in_the_final_answer(verifier, region, answer, pr
 def test_the_sample_answer_passes_and_another_does_not(verifier):
     assert verifier.grade([(SAMPLE, code.program_in(SAMPLE.gold) or "")])[0].correct
     assert not verifier.grade([(SAMPLE, "print(5)")])[0].correct
+
+
+# ---------------------------------------------------------------------------------------------------- crowds of threads
+
+
+CROWD = """import threading
+never = threading.Event()
+while True:
+    try: threading.Thread(target=never.wait).start()
+    except RuntimeError: break
+never.wait()"""
+
+
+def test_a_program_that_starts_threads_until_refused_is_not_waited_for(verifier):
+    began = time.monotonic()
+    assert one(verifier, CROWD).status == "timeout"
+    assert time.monotonic() - began < 10, "the cap on idle time is 14 s here"
+
+
+def test_many_threads_that_compute_are_no_crowd_that_sleeps(monkeypatch):
+    """Twelve threads that share one lock each sleep most of the time; together they compute all the time."""
+    monkeypatch.setattr(code, "CROWD_IDLE", 0.6)
+    monkeypatch.setattr(code, "LOOK", 0.2)
+    work = """import threading, time
+threading.stack_size(2**18)
+def work():
+    while time.process_time() < 1.5: pass
+crowd = [threading.Thread(target=work) for _ in range(12)]
+[t.start() for t in crowd]; [t.join() for t in crowd]
+print(4)"""
+    patient = CodeVerifier(timeout=4.0)
+    verdict = one(patient, work)
+    patient.close()
+    assert verdict.status == "correct", verdict.detail
+
+
+# ------------------------------------------------------------------------------------------------ without a sandbox
+
+
+@pytest.fixture
+def unguarded(monkeypatch):
+    monkeypatch.setenv(code.UNSAFE, "1")
+    monkeypatch.setattr(code.shutil, "which", lambda _: None)
+    code._tell_unguarded.cache_clear()
+    made = CodeVerifier(timeout=1.0)
+    yield made
+    made.close()
+
+
+def test_programs_run_unguarded_only_where_the_user_says_so_and_there_is_no_sandbox(monkeypatch, capfd):
+    monkeypatch.setenv(code.UNSAFE, "1")
+    assert CodeVerifier(1.0).isolated, "a sandbox goes before"
+    monkeypatch.setattr(code.shutil, "which", lambda _: None)
+    code._tell_unguarded.cache_clear()
+    assert not CodeVerifier(1.0).isolated
+    assert not CodeVerifier(1.0).isolated
+    said = capfd.readouterr().err
+    assert said.count("programs that a model writes run as you") == 1
+    monkeypatch.delenv(code.UNSAFE)
+    with pytest.raises(code.MachineError) as refused:
+        CodeVerifier(1.0)
+    assert "--allow-unsafe-exec" in refused.value.hint
+
+
+def test_unguarded_programs_get_the_same_verdicts(unguarded, adopting):
+    before = children()
+    names = ("endless loop", "allocates until refused", "huge output", "forges the report", "says it passed")
+    batch = [(HARMFUL[name][0], "4", HARMFUL[name][1]) for name in (*names, "crashes", "right, then dies")]
+    batch += [(text, "4" if out is None else out, "wrong" if out is None else "correct") for text, given, out in HONEST
+              if not given]  # fmt: skip
+    verdicts = unguarded.grade([(task("2", expected), text) for text, expected, _ in batch])
+    assert [(text, v.status) for (text, _, _), v in zip(batch, verdicts, strict=True)] == [(t, s) for t, _, s in batch]
+    assert children() == before
+
+
+def test_an_unguarded_program_sees_no_environment_and_leaves_nothing(unguarded, monkeypatch, adopting):
+    monkeypatch.setenv("AGON_TEST_SECRET", "4")
+    folders, before = set(Path(tempfile.gettempdir()).glob("agon-*")), children()
+    secrets = "import os\nprint([n for n in os.environ if n not in ('PWD', 'LC_CTYPE', 'PYTHONHASHSEED', 'OLDPWD')])"
+    assert one(unguarded, secrets, expected="[]").status == "correct"
+    left = "import os, time\nif os.fork() == 0:\n    time.sleep(60)\nopen('left', 'w').write('x')\nprint(4)"
+    assert one(unguarded, left).status == "correct"
+    psutil.wait_procs([psutil.Process(pid) for pid in children() - before], timeout=5)
+    alive = [pid for pid in children() - before if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+    assert alive == []
+    assert set(Path(tempfile.gettempdir()).glob("agon-*")) <= folders

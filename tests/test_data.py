@@ -379,8 +379,8 @@ def gym(task: str = "chain_sum", size: int = 30, **args) -> dict:
 def test_generated_problems_are_repeatable_seeded_and_scored_by_their_own_task():
     source = gym(min_terms=2, max_terms=2)
     first, again = data.load(recipe(source)), data.load(recipe(source))
-    other = data.load(recipe(source, seed=1))
-    assert first == again
+    other = data.load(recipe(source | {"seed": 1}))
+    assert first == again == data.load(recipe(source, seed=1)), "the run's seed changes no problem"
     assert set(ids(first.train)) != set(ids(other.train))
     everything = first.train + first.dev + first.test
     assert len(everything) == 30 - first.counts.get("duplicates", 0)
@@ -473,6 +473,28 @@ def test_name_configuration_and_revision_reach_the_library(monkeypatch):
         (("openai/gsm8k", None), {"split": "train", "revision": None}),
         (("a/b", None), {"split": "train", "revision": "v1"}),
     ]
+
+
+def test_the_commit_that_was_read_is_known_and_told(monkeypatch):
+    import datasets
+
+    commit = "e53f048856ff4f594e959d75785d2c2d37b678ee"
+
+    def stand_in(*args, **named):
+        table = datasets.Dataset.from_list([{"question": f"q {n}", "answer": str(n)} for n in range(20)])
+        address = f"hf://datasets/openai/gsm8k@{commit}/main/train-00000-of-00001.parquet"
+        table.info.download_checksums = {address: {"num_bytes": 1}}
+        return table
+
+    monkeypatch.setattr(datasets, "load_dataset", stand_in)
+    loaded = data.load(recipe({"type": "hub", "id": "openai/gsm8k:main"}))
+    assert loaded.revisions == {"openai/gsm8k:main": commit}
+    assert loaded.unpinned() == [
+        f"openai/gsm8k:main is read as it is today (now {commit}): its rows, and with them the splits, may change"
+    ]
+    pinned = data.load(recipe({"type": "hub", "id": f"openai/gsm8k:main@{commit}"}))
+    assert pinned.unpinned() == []
+    assert set(pinned.revisions.values()) == {commit}
 
 
 def test_offline_the_hub_is_unreachable_at_once(monkeypatch):

@@ -205,11 +205,42 @@ def test_an_empty_split_is_a_fault_and_the_rest_is_still_checked(tmp_path, base)
     assert len(of(found, "prompt")) == 6
 
 
-def test_a_broken_row_is_a_fault_with_its_line(tmp_path):
-    path = tmp_path / "d.jsonl"
-    path.write_text('{"question": "a", "answer": "1"}\n{"question": \n')
+def test_every_broken_row_is_a_fault_with_its_line_and_the_others_are_checked(tmp_path):
+    path, good = tmp_path / "d.jsonl", [json.dumps(row) for row in questions(20)]
+    broken = ['{"question": ', "[1]", '{"question": "who?"}', '{"question": ["a"], "answer": "1"}']
+    bad_gold = '{"question": "a", "answer": "many"}'
+    path.write_text("\n".join([good[0], *broken, *good[1:], bad_gold]) + "\n")
     found = events(recipe({"type": "jsonl", "path": str(path)}))
-    assert findings(found, "fault") == [("unusable_data", f"{path}:2")]
+    assert findings(found, "fault") == [
+        ("unusable_data", f"{path}:2"),
+        ("unusable_data", f"{path}:3"),
+        ("missing_column", f"{path}:4"),
+        ("unusable_data", f"{path}:5"),
+        ("bad_gold", f"{path}:25"),
+    ]
+    assert of(found, "counts")[0]["stages"][-1] == {"stage": "broken rows", "dropped": 4, "left": 21}
+
+
+def test_of_many_broken_rows_twenty_are_told_and_the_rest_counted(tmp_path):
+    path = tmp_path / "d.csv"
+    path.write_text("question,answer\n" + "".join(f"q{n},{n}\n" for n in range(9)) + "a,1,2\n" * 33)
+    found = events(recipe({"type": "csv", "path": str(path)}))
+    told = of(found, "fault")
+    assert [values["where"] for values in told[:20]] == [f"{path}:{line}" for line in range(11, 31)]
+    assert told[20]["what"] == "13 more rows cannot be read"
+    assert len(told) == 21
+
+
+def test_a_question_of_dev_nearly_in_the_test_split_is_a_warning(tmp_path):
+    twins = [{"question": f"{word} buys three pens and pays 6 euros in all. What is the price of a pen?", "answer": "2"}
+             for word in ("Bob", "Ann")]  # fmt: skip
+    test = write(tmp_path / "test.jsonl", [twins[0], *questions(2, start=50)])
+    path = write(tmp_path / "d.jsonl", [*questions(3), twins[1]])
+    found = events(recipe({"type": "jsonl", "path": path, "test_path": test}, split={"dev": 3, "test": 3}))
+    assert of(found, "near_duplicates") == [{"in_train": 0, "of_held_out": 0, "dev_of_test": 1, "threshold": 0.8}]
+    assert findings(found, "warning") == [("near_duplicate", f"{path}:4")]
+    what = of(found, "warning")[0]["what"]
+    assert what == f"a development question is nearly one of the test split: {test}:1"
 
 
 @pytest.mark.parametrize(
@@ -239,7 +270,7 @@ def test_a_question_nearly_in_the_test_split_is_a_warning(tmp_path):
     path = write(tmp_path / "d.jsonl", rows)
     found = events(recipe({"type": "jsonl", "path": path, "test_path": test}, split={"dev": 3, "test": 6}))
     assert findings(found, "fault") == []
-    assert of(found, "near_duplicates") == [{"in_train": 0, "of_held_out": 1, "threshold": 0.8}]
+    assert of(found, "near_duplicates") == [{"in_train": 0, "of_held_out": 1, "dev_of_test": 0, "threshold": 0.8}]
     assert findings(found, "warning") == [("near_duplicate", f"{path}:21")]
     assert f"{test}:6" in of(found, "warning")[0]["what"]
 

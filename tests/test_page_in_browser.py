@@ -105,13 +105,13 @@ def test_radios_filter_the_samples(opened: Any) -> None:
     assert len(shown()) == len(found)
     assert not opened.locator(".nothing").is_visible()
     for method in ("agon", "grpo", "coop"):
-        opened.get_by_label(method, exact=True).check(force=True)
+        opened.get_by_role("radio", name=method, exact=True).check(force=True)
         for outcome in ("fix", "break", "right", "wrong"):
-            opened.get_by_label(outcome, exact=True).check(force=True)
+            opened.get_by_role("radio", name=outcome, exact=True).check(force=True)
             assert len(shown()) == len(wanted(method, outcome))
             assert [a[:20] for a in shown()] == [b[:20] for b in wanted(method, outcome)]
             assert opened.locator(".nothing").is_visible() == (wanted(method, outcome) == [])
-    opened.get_by_label("all", exact=True).check(force=True)
+    opened.get_by_role("radio", name="all", exact=True).check(force=True)
     assert len(shown()) == len(found)
 
 
@@ -121,7 +121,7 @@ def test_the_page_reads_without_scripts_and_prints(browser: Any, written: Path, 
     page.goto(written.as_uri())
     assert page.locator("h2").count() == 10
     assert page.locator("svg[role=img]").count() == 7
-    page.get_by_label("fix", exact=True).check(force=True)
+    page.get_by_role("radio", name="fix", exact=True).check(force=True)
     assert page.locator(".sample:visible").count() == 2
     printed = page.pdf(format="A4", path=str(tmp_path / "page.pdf"))
     assert printed.startswith(b"%PDF")

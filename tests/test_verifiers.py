@@ -10,7 +10,6 @@ import threading
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from agon_cli import verifiers
@@ -22,6 +21,7 @@ from agon_cli.verifiers import code, judge, make
 from agon_cli.verifiers.code import CodeVerifier, program_in, same_output
 from agon_cli.verifiers.exact import Number, NumberVerifier, number, same_number
 from agon_cli.verifiers.math import MathVerifier, decide, normal, too_costly, words
+from processes import our_processes
 
 needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 
@@ -255,12 +255,6 @@ def grade_by_script(gold: str, answer: str) -> tuple[str, str]:
         except MemoryError:
             return "timeout", "memory"
     return ("correct" if gold == answer else "wrong"), ""
-
-
-def our_processes() -> set[int]:
-    """Children apart from the tracker that Python itself keeps for spawned processes."""
-    children = psutil.Process().children(recursive=True)
-    return {child.pid for child in children if "resource_tracker" not in " ".join(child.cmdline())}
 
 
 def test_hanging_dying_and_greedy_answers_touch_no_other_and_leave_no_process():

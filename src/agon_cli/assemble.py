@@ -36,13 +36,17 @@ class World:
     dropped: dict[str, int]
 
     def hashes(self) -> dict[str, Any]:
-        """What identifies the inputs of a run: base weights by player, problems by split, prompt texts."""
+        """What identifies the inputs of a run: base weights by player, problems by split, commits of Hub data sets,
+        prompt texts; and whether programs ran unguarded."""
         problems = {
             name: _digest([[p.id, p.question, p.gold] for p in split]) for name, split in self.splits.by_name().items()
         }
+        unguarded = not getattr(self.arena.verifier, "isolated", True)
         return {
+            **({"programs": "run without a sandbox"} if unguarded else {}),
             "base": self.policy.base_hashes(),
             "data": problems,
+            "revisions": {name: commit for name, commit in self.splits.revisions.items() if commit},
             "prompts": _digest(self.recipe.prompts.model_dump(mode="json")),
         }
 
@@ -95,7 +99,7 @@ def _assembled(
         fitting[name], dropped[name] = kept, len(given) - len(kept)
     _check_full_marks(recipe, renderers, verifier, fitting["train"][0])
     arena = Arena(recipe, engines.make(recipe, policy, scratch, tell), renderers, verifier, ranks=ranks)
-    return World(recipe, policy, arena, Splits(**fitting, counts=splits.counts), dropped)
+    return World(recipe, policy, arena, Splits(**fitting, counts=splits.counts, revisions=splits.revisions), dropped)
 
 
 def renderers_of(recipe: Recipe, policy: Policy) -> dict[str, Renderer]:

@@ -19,7 +19,7 @@ from typer.main import get_command
 
 from agon_cli import __version__, compare_commands, data_commands
 from agon_cli.errors import AgonError, Exit, UsageError
-from agon_cli.options import AsJson, Overrides, Quiet, RecipeArgument
+from agon_cli.options import AllowUnsafe, AsJson, Overrides, Quiet, RecipeArgument
 
 _ENVIRONMENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -80,6 +80,7 @@ def train(
     max_steps: Annotated[int | None, typer.Option(min=1, help="Stop after this step.", show_default=False)] = None,
     gpus: Annotated[int, typer.Option(min=1, max=99, metavar="N", help="GPUs; without any, N CPU processes.")] = 1,
     shard: Annotated[bool, typer.Option("--shard", help="Lay each base over all GPUs; sampling is servers'.")] = False,
+    unsafe: AllowUnsafe = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -101,7 +102,8 @@ def train(
             _results().show_plan(plan)
             show_needs(plan["needs"])
         return
-    flags = [flag for flag, given in (("--shard", shard), ("--json", as_json), ("--quiet", quiet)) if given]
+    asked = {"--shard": shard, "--allow-unsafe-exec": unsafe, "--json": as_json, "--quiet": quiet}
+    flags = [flag for flag, given in asked.items() if given]
     where = ["--out", str(out)] if out is not None else []
     where += ["--gpus", str(gpus)] if gpus > 1 else []
     again = shlex.join(["agon", "train", recipe, *(overrides or []), *where, *flags])
@@ -166,6 +168,7 @@ def evaluate(
     samples: Annotated[int, typer.Option(min=1, max=4096, help="Completions per problem and stage.")] = 1,
     split: Annotated[SplitName, typer.Option(help="Which held-out problems.")] = SplitName.test,
     recipe: RecipeOption = None,
+    unsafe: AllowUnsafe = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:  # fmt: skip
@@ -204,6 +207,7 @@ def cascade(
     temperature: Annotated[float | None, typer.Option(help="Sampling temperature, above 0.  [default: the recipe's]",
                                                       show_default=False)] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Take the likeliest token at every place.")] = False,
+    unsafe: AllowUnsafe = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from agon_cli.errors import Exit
-from agon_cli.options import AsJson, Overrides, Quiet, RecipeArgument
+from agon_cli.options import AllowUnsafe, AsJson, Overrides, Quiet, RecipeArgument
 
 data = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Look into the data of a recipe.")
 
@@ -19,7 +19,8 @@ def group() -> None:
 
 
 @data.command()
-def check(recipe: RecipeArgument, overrides: Overrides = None, as_json: AsJson = False, quiet: Quiet = False) -> None:
+def check(recipe: RecipeArgument, overrides: Overrides = None, unsafe: AllowUnsafe = False,
+          as_json: AsJson = False, quiet: Quiet = False) -> None:  # fmt: skip
     """Check the problems of RECIPE: golds, duplicates, overlap, prompts. Exits with 2 where something is at fault."""
     from agon_cli.console.data import Findings
     from agon_cli.recipe import load

@@ -19,6 +19,8 @@ from agon_cli.types import Problem, Prompt, Verdict
 
 NEAR = 0.8
 """Share of common runs of three words from which two questions are told as near duplicates."""
+MOST_BROKEN = 20
+"""Rows that cannot be read told one by one; the others are counted."""
 SHOWN = 3
 """Prompts shown of each role."""
 SAMPLE = "(here stands the summary of the rival's draft)"
@@ -46,14 +48,18 @@ def _events(recipe: Recipe) -> Iterator[Event]:
     except (MachineError, UsageError) as error:
         yield "left_out", {"check": "gold answers", "why": error.message, "do": error.hint}
         grader = None
-    journal, splits = data.Journal(), None
+    journal, splits = data.Journal(broken=[]), None
+    refused: UsageError | None = None
     try:
         try:
             splits = data.load(recipe, grader, journal)
         except UsageError as error:
-            yield _refused(error)
+            refused = error
+        yield from _broken(journal)
+        if refused is not None:
+            yield _refused(refused)
         yield "counts", {"stages": _stages(recipe, journal), "splits": splits.sizes() if splits else None}
-        yield from _pins(recipe)
+        yield from _pins(recipe, journal)
         if grader is not None:
             yield from _golds(journal, grader)
     finally:
@@ -117,11 +123,21 @@ def _refused(error: UsageError) -> Event:
     return _finding("fault", kind, what, where, error.hint)
 
 
-def _pins(recipe: Recipe) -> Iterator[Event]:
+def _broken(journal: data.Journal) -> Iterator[Event]:
+    """Rows that cannot be read, as faults: a run refuses to start at the first."""
+    broken = journal.broken or []
+    yield from map(_refused, broken[:MOST_BROKEN])
+    if len(broken) > MOST_BROKEN:
+        what = f"{len(broken) - MOST_BROKEN} more rows cannot be read"
+        yield _finding("fault", "unusable_data", what, None, "mend those above first, and check again")
+
+
+def _pins(recipe: Recipe, journal: data.Journal) -> Iterator[Event]:
     for source in _sources(recipe):
         if isinstance(source, HubData) and "@" not in source.id:
-            what = f"{source.id} is read as it is today: its rows, and with them the splits, may change"
-            yield _finding("warning", "unpinned", what, None, f"pin a commit: data.id={source.id}@REVISION")
+            commit = journal.revisions.get(source.id, "")
+            do = f"pin a commit: data.id={source.id}@{commit or 'REVISION'}"
+            yield _finding("warning", "unpinned", data.unpinned(source.id, commit), None, do)
 
 
 def _where(journal: data.Journal, problem: Problem) -> str | None:
@@ -173,7 +189,13 @@ def _nearly_same(recipe: Recipe, journal: data.Journal, splits: data.Splits | No
     split_of = {problem.id: name for name, problems in splits.by_name().items() for problem in problems}
     pairs = data.near_duplicates(splits.train, NEAR, [*splits.test, *splits.dev])
     within = sum(split_of[twin.id] == "train" for _, twin in pairs)
-    yield "near_duplicates", {"in_train": within, "of_held_out": len(pairs) - within, "threshold": NEAR}
+    held_out = [pair for pair in data.near_duplicates(splits.dev, NEAR, splits.test) if split_of[pair[1].id] == "test"]
+    counts = {"in_train": within, "of_held_out": len(pairs) - within, "dev_of_test": len(held_out)}
+    yield "near_duplicates", counts | {"threshold": NEAR}
+    for problem, twin in held_out:
+        what = f"a development question is nearly one of the test split: {_where(journal, twin) or twin.id}"
+        do = f"look at both; data.near_duplicates={NEAR} drops one of them"
+        yield _finding("warning", "near_duplicate", what, _where(journal, problem), do)
     for problem, twin in sorted(pairs, key=lambda pair: split_of[pair[1].id] == "train"):
         other = _where(journal, twin) or twin.id
         what = f"a training question is nearly one of the {split_of[twin.id]} split: {other}"

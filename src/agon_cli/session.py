@@ -213,6 +213,8 @@ def _flat(hashes: Row, prefix: str = "") -> dict[str, str]:
 def _tell_problems(world: World, emit: Emit) -> None:
     """How many problems there are, and what became of the rows that are not among them."""
     emit("data", problems=world.splits.sizes(), rows=world.splits.counts)
+    for text in world.splits.unpinned():
+        emit("warning", text=text)
     for name, count in world.dropped.items():
         if count:
             limit = world.recipe.rollout.max_prompt_tokens

@@ -116,7 +116,8 @@ def event_lines(name: str, values: Row) -> Iterator[str]:
         yield f"exact duplicates: {values['exact']}; in the training and the test data: {values['overlap']}"
     elif name == "near_duplicates":
         yield (
-            f"near duplicates: {values['in_train']} within train, {values['of_held_out']} of dev or test "
+            f"near duplicates: {values['in_train']} within train, {values['of_held_out']} of dev or test, "
+            f"{values['dev_of_test']} between those "
             f"(same numbers, {values['threshold']:.0%} of the wording)"
         )
     elif name == "lengths":

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from agon_cli.data import files
 from agon_cli.data.near import near_duplicates
-from agon_cli.data.problems import content_hash, distinct, dropped_by, filtered, problem_of
+from agon_cli.data.problems import content_hash, distinct, dropped_by, passes, problem_of
 from agon_cli.data.sources import NoColumn, Row, gym_entries, hub
 from agon_cli.errors import UsageError
 from agon_cli.recipe.data import FileData, GymData, HubData, MixData, TinyData
@@ -21,13 +21,15 @@ from agon_cli.recipe.schema import Recipe, Split
 from agon_cli.types import Problem, Verdict, seed_of
 
 __all__ = [
-    "NAMES", "REFUSED", "EmptySplit", "Grader", "Journal", "NoColumn", "Splits", "batch", "check_golds", "dropped_by",
-    "load", "near_duplicates",
+    "BROKEN", "NAMES", "REFUSED", "EmptySplit", "Grader", "Journal", "NoColumn", "Splits", "batch", "check_golds",
+    "dropped_by", "load", "near_duplicates", "unpinned",
 ]  # fmt: skip
 
 NAMES = ("train", "dev", "test")
 REFUSED = "gold refused by its verifier"
 """Counts problems that a split did not take for that reason."""
+BROKEN = "broken rows"
+"""Counts rows that could not be read, where the reading goes on after them."""
 
 
 class Grader(Protocol):
@@ -40,12 +42,14 @@ class Grader(Protocol):
 
 @dataclass(frozen=True)
 class Splits:
-    """Problems of the three splits, disjoint by content. `counts` says what became of the rows, for people to read."""
+    """Problems of the three splits, disjoint by content. `counts` says what became of the rows, for people to read;
+    `revisions` from which commit each Hub data set was read, empty where that is not known."""
 
     train: tuple[Problem, ...]
     dev: tuple[Problem, ...]
     test: tuple[Problem, ...]
     counts: dict[str, int] = field(default_factory=dict)
+    revisions: dict[str, str] = field(default_factory=dict, compare=False)
 
     def by_name(self) -> dict[str, tuple[Problem, ...]]:
         """Every split's problems, in the order train, dev, test."""
@@ -54,6 +58,16 @@ class Splits:
     def sizes(self) -> dict[str, int]:
         """How many problems each split has, in the same order."""
         return {name: len(problems) for name, problems in self.by_name().items()}
+
+    def unpinned(self) -> list[str]:
+        """What to tell of every Hub data set that the recipe names without a commit."""
+        return [unpinned(name, commit) for name, commit in self.revisions.items() if "@" not in name]
+
+
+def unpinned(name: str, commit: str) -> str:
+    """That a Hub data set is read as it is today, and how to keep it so."""
+    read = f" (now {commit})" if commit else ""
+    return f"{name} is read as it is today{read}: its rows, and with them the splits, may change"
 
 
 class EmptySplit(UsageError):
@@ -66,13 +80,16 @@ class Journal:
     an error is what was read until then.
 
     `rows` has, by file or split and then by problem id, where every usable row stands and its gold answer; `pool` the
-    distinct problems of all sources, with those that have a test split of their own in `held_out`.
+    distinct problems of all sources, with those that have a test split of their own in `held_out`. Given a list,
+    `broken` takes the errors of rows that cannot be read, and the next row is read; otherwise the first is raised.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
     rows: dict[str, dict[str, list[tuple[str, str]]]] = field(default_factory=dict)
     pool: list[Problem] = field(default_factory=list)
     held_out: list[Problem] = field(default_factory=list)
+    revisions: dict[str, str] = field(default_factory=dict)
+    broken: list[UsageError] | None = None
 
 
 def load(recipe: Recipe, grader: Grader | None = None, journal: Journal | None = None) -> Splits:
@@ -94,7 +111,7 @@ def load(recipe: Recipe, grader: Grader | None = None, journal: Journal | None =
                 "lower split.dev and split.test (split: {dev: 50, test: 50}), or loosen data.filters",
             )
     found = {label: number for label, number in counts.items() if number}
-    return Splits(**{name: tuple(taken[name]) for name in NAMES}, counts=found)
+    return Splits(**{name: tuple(taken[name]) for name in NAMES}, counts=found, revisions=dict(journal.revisions))
 
 
 def _fixed(split: Split, grader: Grader | None, journal: Journal) -> dict[str, list[Problem]]:
@@ -254,17 +271,17 @@ def _read(data: FileData | HubData | GymData, recipe: Recipe, journal: Journal) 
     if isinstance(data, GymData):
         made = [
             Problem(f"{data.task}-{content_hash(question)}", question, gold, {"entry": entry})
-            for question, gold, entry in gym_entries(data, recipe.seed)
+            for question, gold, entry in gym_entries(data)
         ]
         counts["rows"] += len(made)
         return _Pool(distinct(made, counts, conflicts=False))
     code = recipe.verifier.type == "code"
-    parts: list[tuple[str, Iterable[Row]]]
+    parts: list[tuple[str, Iterable[Row | UsageError]]]
     if isinstance(data, FileData):
         parts = [(path, files.rows(data, path, code)) for path in (data.path, data.test_path) if path is not None]
     else:
         names = (name for name in (data.split, data.test_split) if name is not None)
-        parts = [(f"{data.id} {name}", hub(data, name, code)) for name in names]
+        parts = [(f"{data.id} {name}", hub(data, name, code, journal.revisions)) for name in names]
     read = [_usable(rows, data, code, name, journal) for name, rows in parts]
     pool = _Pool(read[0], read[1] if len(read) > 1 else None)
     if data.near_duplicates is not None:
@@ -289,19 +306,40 @@ def _unlike(
     return [problem for problem in problems if problem.id not in twins]
 
 
-def _usable(rows: Iterable[Row], data: FileData | HubData, code: bool, name: str, journal: Journal) -> list[Problem]:
+def _usable(
+    rows: Iterable[Row | UsageError], data: FileData | HubData, code: bool, name: str, journal: Journal
+) -> list[Problem]:
     """Distinct problems of the rows that pass the filters; UsageError when there is none."""
     counts, places = journal.counts, journal.rows.setdefault(name, {})
-    made = []
-    for row in filtered(rows, data.filters, counts):
-        problem = problem_of(row, data.columns, code, counts)
+    made, sound = [], False
+    for row in rows:
+        try:
+            where, problem = _problem(row, data, code, counts)
+        except UsageError as error:
+            # A column that not even the first row has is not missing from a row but from the file.
+            if journal.broken is None or (isinstance(error, NoColumn) and not sound):
+                raise
+            journal.broken.append(error)
+            counts[BROKEN] += 1
+            continue
+        sound = True
         if problem is not None:
             made.append(problem)
-            places.setdefault(problem.id, []).append((row.where, problem.gold))
+            places.setdefault(problem.id, []).append((where, problem.gold))
     usable = distinct(made, counts, conflicts=not code)
     if not usable:
         raise UsageError(f"{name}: no usable row ({_listed(counts)})", "check data.filters and data.columns")
     return usable
+
+
+def _problem(
+    row: Row | UsageError, data: FileData | HubData, code: bool, counts: Counter[str]
+) -> tuple[str, Problem | None]:
+    """Where the row stands, and its problem where it passes the filters and has one. Raises what is wrong with it."""
+    if isinstance(row, UsageError):
+        counts["rows"] += 1
+        raise row
+    return row.where, problem_of(row, data.columns, code, counts) if passes(row, data.filters, counts) else None
 
 
 def _listed(counts: Counter[str]) -> str:

@@ -13,20 +13,23 @@ from agon_cli.data.sources import Row, chosen_columns, first_line, missing_extra
 from agon_cli.errors import AgonError, UnreachableError, UsageError
 from agon_cli.recipe.data import FileData
 
+Found = Row | UsageError
+"""A row, or why there is none where the reading can go on after it."""
 
-def rows(data: FileData, path: str, code: bool) -> Iterator[Row]:
-    """Rows of one file or folder of the source.
 
-    Raises UnreachableError when it cannot be opened, UsageError, by line, for what is not of its type, and MachineError
-    where reading it needs the `tasks` extra.
+def rows(data: FileData, path: str, code: bool) -> Iterator[Found]:
+    """Rows of one file or folder of the source, and errors by line for rows that are none.
+
+    Raises UnreachableError when it cannot be opened, UsageError for what is not of its type, and MachineError where
+    reading it needs the `tasks` extra.
     """
     if data.type in ("parquet", "saved"):
         return _tabled(data, path, code)
-    readers: dict[str, Callable[[BinaryIO, str], Iterator[Row]]] = {"jsonl": _lines, "json": _list, "csv": _table}
+    readers: dict[str, Callable[[BinaryIO, str], Iterator[Found]]] = {"jsonl": _lines, "json": _list, "csv": _table}
     return _opened(path, readers[data.type])
 
 
-def _opened(path: str, read: Callable[[BinaryIO, str], Iterator[Row]]) -> Iterator[Row]:
+def _opened(path: str, read: Callable[[BinaryIO, str], Iterator[Found]]) -> Iterator[Found]:
     try:
         file = Path(path).open("rb")  # noqa: SIM115  (closed below; opened here so that only opening counts as unreachable)
     except OSError as error:
@@ -39,23 +42,29 @@ def _unreachable(path: str, reason: str) -> UnreachableError:
     return UnreachableError(f"{path}: {reason.lower()}", f"data.path is taken from the working directory, {Path.cwd()}")
 
 
-def _lines(file: BinaryIO, path: str) -> Iterator[Row]:
-    """Blank lines are skipped; anything else that is no JSON object is refused by line."""
+def _lines(file: BinaryIO, path: str) -> Iterator[Found]:
+    """Blank lines are skipped; anything else that is no JSON object is an error by line."""
     for number, line in enumerate(file, 1):
         if number == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")
         if line.strip():
             where = f"{path}:{number}"
-            yield Row(where, _object(_json(line, where, "write one JSON object a line"), where))
+            try:
+                yield Row(where, _object(_json(line, where, "write one JSON object a line"), where))
+            except UsageError as error:
+                yield error
 
 
-def _list(file: BinaryIO, path: str) -> Iterator[Row]:
+def _list(file: BinaryIO, path: str) -> Iterator[Found]:
     hint = 'write a list of objects: [{"question": …, "answer": …}, …]; for one object a line say type: jsonl'
     found = _json(file.read().removeprefix(b"\xef\xbb\xbf"), path, hint)
     if not isinstance(found, list):
         raise UsageError(f"{path}: not a list of JSON objects", hint)
     for index, cells in enumerate(found):
-        yield Row(f"{path}[{index}]", _object(cells, f"{path}[{index}]"))
+        try:
+            yield Row(f"{path}[{index}]", _object(cells, f"{path}[{index}]"))
+        except UsageError as error:
+            yield error
 
 
 def _json(text: bytes, where: str, hint: str) -> Any:
@@ -84,7 +93,7 @@ def _finite(text: str) -> float:
     return value
 
 
-def _table(file: BinaryIO, path: str) -> Iterator[Row]:
+def _table(file: BinaryIO, path: str) -> Iterator[Found]:
     """Comma-separated text whose first line names the columns. A row counts as standing where it ends."""
     reader = csv.reader(_decoded(file, path), strict=True)
     names: list[str] | None = None
@@ -96,7 +105,7 @@ def _table(file: BinaryIO, path: str) -> Iterator[Row]:
                 if len(set(names)) < len(names):
                     raise UsageError(f"{where}: two columns have the same name", "rename one of them")
             elif cells and len(cells) != len(names):
-                raise UsageError(
+                yield UsageError(
                     f"{where}: {len(cells)} cells under {len(names)} column names", 'put cells with a comma into "…"'
                 )
             elif cells:

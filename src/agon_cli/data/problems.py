@@ -8,7 +8,7 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from agon_cli.data.sources import TEST_COLUMNS, Row, no_column
@@ -53,19 +53,17 @@ def _text(row: Row, column: str) -> str:
     return value.strip()
 
 
-def filtered(rows: Iterable[Row], filters: Sequence[Filter], counts: Counter[str]) -> Iterator[Row]:
-    """Rows that pass every filter; `counts` learns how many each filter dropped."""
-    for row in rows:
-        counts["rows"] += 1
-        failed = next((test for test in filters if not _passes(_cell(row, test.column), test)), None)
-        if failed is None:
-            yield row
-        else:
-            counts[dropped_by(failed)] += 1
+def passes(row: Row, filters: Sequence[Filter], counts: Counter[str]) -> bool:
+    """Whether the row passes every filter; `counts` learns of the one that dropped it."""
+    counts["rows"] += 1
+    failed = next((test for test in filters if not _passes(_cell(row, test.column), test)), None)
+    if failed is not None:
+        counts[dropped_by(failed)] += 1
+    return failed is None
 
 
 def dropped_by(test: Filter) -> str:
-    """What `filtered` counts the rows under that fail this filter; two filters on one column share it."""
+    """What `passes` counts the rows under that fail this filter; two filters on one column share it."""
     return f"dropped by the filter on {test.column}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from agon_cli.types import seed_of
 
 TEST_COLUMNS = ("public_tests", "private_tests", "generated_tests")
 """Columns of unit tests in CodeContests, in the order in which a program meets them."""
+_COMMIT = re.compile(r"hf://datasets/[^@]+@([0-9a-f]{40})/")
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,9 @@ def missing_extra(what: str) -> MachineError:
     return MachineError(f"{what} needs the datasets library", "pip install 'agon-cli[tasks]'")
 
 
-def hub(data: HubData, split: str, code: bool) -> Iterator[Row]:
-    """Rows of one split of a Hub data set, with no more columns than the recipe names."""
+def hub(data: HubData, split: str, code: bool, revisions: dict[str, str]) -> Iterator[Row]:
+    """Rows of one split of a Hub data set, with no more columns than the recipe names. `revisions` learns, by the id in
+    the recipe, which commit they were read from, where the library tells."""
     try:
         import datasets
     except ImportError as error:
@@ -54,9 +57,17 @@ def hub(data: HubData, split: str, code: bool) -> Iterator[Row]:
             f"{data.id}: {first_line(error)}",
             "check the name and the network; with HF_HUB_OFFLINE set only what is in the cache can be read",
         ) from error
+    revisions[data.id] = _commit(table) or revisions.get(data.id, "")
     columns = chosen_columns(data, table.column_names, data.id, code)
     for index, cells in enumerate(table.select_columns(columns)):
         yield Row(f"{data.id} {split}[{index}]", cells)
+
+
+def _commit(table: Any) -> str:
+    """The commit in the addresses of the files that a table was made of; empty for what is not from the Hub."""
+    addresses = map(str, getattr(table.info, "download_checksums", None) or ())
+    found = (_COMMIT.match(address) for address in addresses)
+    return next((match[1] for match in found if match), "")
 
 
 def chosen_columns(data: FileData | HubData, known: Sequence[str], where: str, code: bool) -> list[str]:
@@ -73,7 +84,7 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
-def gym_entries(data: GymData, seed: int) -> list[tuple[str, str, str]]:
+def gym_entries(data: GymData) -> list[tuple[str, str, str]]:
     """Question, gold answer and entry of every generated problem. The entry, which the task's scorer needs, is written
     as a Python literal: JSON would turn tuples into lists, and some scorers then refuse their own gold answers."""
     try:
@@ -83,7 +94,7 @@ def gym_entries(data: GymData, seed: int) -> list[tuple[str, str, str]]:
         raise MachineError("reasoning-gym is not installed", "pip install 'agon-cli[tasks]'") from error
     if data.task not in DATASETS:
         raise UsageError(f"reasoning-gym has no task {data.task!r}", suggestion(data.task, list(DATASETS)))
-    drawn = seed_of(seed, "reasoning_gym", data.task) % 2**31
+    drawn = seed_of(data.seed, "reasoning_gym", data.task) % 2**31
     try:
         task = reasoning_gym.create_dataset(data.task, size=data.size, seed=drawn, **data.args)
         entries = [task[index] for index in range(data.size)]

@@ -120,6 +120,8 @@ class GymData(Section):
     """Arguments of the task's generator."""
     size: int = Field(2000, ge=1)
     """Problems generated, before the split."""
+    seed: int = Field(0, ge=0)
+    """Seed of the problems, apart from the run's: runs that differ in `seed` alone have the same problems."""
 
 
 def _from_name(given: Any) -> Any:

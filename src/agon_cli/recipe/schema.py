@@ -242,7 +242,7 @@ class Verifier(Section):
     """Same text, same number, equivalent mathematics, same option of a multiple choice, the reasoning-gym task's own
     scorer, or unit tests in a sandbox."""
     timeout: float = Field(5.0, gt=0)
-    """Seconds for one answer (CPU seconds for one test of a program)."""
+    """CPU seconds for one answer, or for one test of a program; a formula gets 1 at most."""
 
 
 class Eval(Section):

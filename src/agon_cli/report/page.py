@@ -43,6 +43,7 @@ MOMENTS: dict[str, tuple[str, str]] = {
     "weight": ("Weight of a fix", "advantage of a right answer to a wrong draft, over one to a right draft"),
     "leak": ("Leaks", "share of summaries that the answer can be read off"),
 }
+PHASES = ("draft", "challenge", "verify", "gather", "update")
 _PLAIN = {"correlation", "weight"}
 TRACES = {
     "reward": "Reward", "accuracy": "Accuracy in training, %", "length": "Length, tokens",
@@ -172,7 +173,8 @@ def filters(found: Sequence[Sample], main: str) -> dict[str, Any]:
 
 def _phases(document: Document) -> list[str]:
     """Every phase of training that some arm spent time in, in the order in which they come."""
-    return list(dict.fromkeys(phase for cost in document["costs"] for phase in cost["training_seconds"] or {}))
+    found = {phase for cost in document["costs"] for phase in cost["training_seconds"] or {}}
+    return [phase for phase in PHASES if phase in found] + sorted(found - set(PHASES))
 
 
 def _inert(value: Any) -> Any:

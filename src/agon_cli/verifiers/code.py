@@ -2,6 +2,8 @@
 
 A program proves itself by what it writes to standard output and by the exit status that the sandbox reports on a
 channel of its own. The expected output never enters the sandbox, so there is nothing to forge.
+
+Where no sandbox can be made, programs are refused, unless the user has said that they may run without one.
 """
 
 from __future__ import annotations
@@ -10,17 +12,16 @@ import contextlib
 import json
 import math
 import os
-import platform
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +29,23 @@ from agon_cli.errors import MachineError
 from agon_cli.summaries import Reading
 from agon_cli.types import Problem, Verdict
 from agon_cli.verifiers.exact import fold
+from agon_cli.verifiers.isolation import options, system_call_filter
 
-MEMORY, OUTPUT, SCRATCH = 1024 * 2**20, 16 * 2**20, 64 * 2**20
-"""Bytes of a program's address space, of any one file it writes (standard output too), of its working directory."""
+MEMORY, OUTPUT = 1024 * 2**20, 16 * 2**20
+"""Bytes of a program's address space, and of any one file it writes (standard output too)."""
 LONGEST = 200_000
 """Characters of a program."""
 WALL_FACTOR, WALL_EXTRA = 4.0, 10.0
 """Cap on idle time: so many times the CPU limit, plus seconds, in which a program neither computes nor waits for a
 processor. It only ends what sleeps; CPU time decides, so that a busy machine changes no verdict."""
+CROWD, CROWD_IDLE, LOOK = 8, 2.0, 0.5
+"""A program of more threads than this, none of which computes or wants to for so many seconds, ends there and then, by
+looks so far apart: what starts threads until it is refused is not waited for as long as what sleeps."""
 TOLERANCE = 1e-6
 """Absolute or relative, for tokens expected with a decimal point."""
+
+UNSAFE = "AGON_ALLOW_UNSAFE_EXEC"
+"""Environment variable behind `--allow-unsafe-exec`; every process of a run inherits it."""
 
 _LANGUAGES = ("", "python", "python3", "py", "py3")
 _OUT_OF_TIME = 128 + 9
@@ -46,11 +54,13 @@ _LIMITS = (
     "ulimit -c 0 && ulimit -f {output} && ulimit -v {memory} && ulimit -n 64 && "
     'ulimit -t {seconds} && {{ ulimit -S -s 65536 || :; }} 2>/dev/null && exec "$@"'
 )
+_OR = "or let programs run unguarded, as you, with --allow-unsafe-exec"
 # Python without `site`, so that no installed package changes a verdict; programs expect these two of its names.
 _START = """import builtins, _sitebuiltins
 builtins.exit = builtins.quit = _sitebuiltins.Quitter("exit", "")
 del builtins, _sitebuiltins
-exec(compile(open("/box/main.py", "rb").read(), "/box/main.py", "exec", dont_inherit=True))"""
+exec(compile(open({path!r}, "rb").read(), {path!r}, "exec", dont_inherit=True))"""
+_OPTIONS = ("-s", "-S", "-B", "-X", "utf8", "-X", "int_max_str_digits=0")
 
 SAMPLE = Problem(
     "sample",
@@ -111,8 +121,13 @@ class CodeVerifier:
     """
 
     def __init__(self, timeout: float) -> None:
-        self._sandbox = Sandbox(timeout)
+        self._sandbox = runner(timeout)
         self._threads: ThreadPoolExecutor | None = None
+
+    @property
+    def isolated(self) -> bool:
+        """Whether programs run in a sandbox."""
+        return isinstance(self._sandbox, Sandbox)
 
     def extract(self, reading: Reading) -> str | None:
         """The program in the last fenced block of the final answer, else of the region."""
@@ -172,22 +187,24 @@ class Sandbox:
         found = shutil.which("bwrap")
         if found is None:
             raise MachineError(
-                "verifier.type code runs programs in bubblewrap, which is not here", "apt-get install bubblewrap"
+                "verifier.type code runs programs in bubblewrap, which is not here",
+                f"apt-get install bubblewrap; {_OR}",
             )
-        limits = _LIMITS.format(output=OUTPUT // 512, memory=MEMORY // 1024, seconds=math.ceil(timeout))
-        python = os.path.realpath(sys.executable)
-        options = ("-s", "-S", "-B", "-X", "utf8", "-X", "int_max_str_digits=0")
-        self._before = (found, *_isolation())
-        self._after = ("--remount-ro", "/", "/bin/sh", "-c", limits, "sh", python, *options, "-c", _START)
+        self._before = (found, *options())
+        self._after = ("--remount-ro", "/", *_limited(timeout), _START.format(path="/box/main.py"))
         self._wall = timeout * WALL_FACTOR + WALL_EXTRA
-        self._filter = _system_call_filter()
-        self._check()
+        self._filter = system_call_filter()
+        said = _tried(self)
+        if said:
+            raise MachineError(
+                f"bubblewrap cannot make a sandbox here: {said}",
+                f"the system must let this user make namespaces (in a container: run it with that right); {_OR}",
+            )
 
     def run(self, program: Path, given: str) -> Ran:
         """Run the program in the file once, `given` on standard input. Raises OSError when it cannot be started."""
-        opened = [tempfile.TemporaryFile() for _ in range(5)]  # noqa: SIM115  (the stack below closes them)
         with contextlib.ExitStack() as stack:
-            stdin, stdout, stderr, rules, status = (stack.enter_context(file) for file in opened)
+            stdin, stdout, stderr, rules, status = _files(stack, 5)
             for file, content in ((stdin, given.encode("utf-8", "replace")), (rules, self._filter)):
                 file.write(content)
                 file.seek(0)
@@ -196,36 +213,128 @@ class Sandbox:
             command = [*self._before, *channels, "--ro-bind", str(program), "/box/main.py", *self._after]
             pipes: dict[str, Any] = {"stdin": stdin, "stdout": stdout, "stderr": stderr, "env": {}, "pass_fds": fds}
             process = subprocess.Popen(command, **pipes)
+
+            def inside() -> int | None:
+                return _reported(fds[1], "child-pid")
+
             try:
-                slept = not self._ends(process, fds[1])
+                slept = not _ends(process, self._wall, inside)
             finally:
                 if process.poll() is None:
-                    _end(process, _reported(fds[1], "child-pid"))
+                    _end(process, inside())
             stdout.seek(0)
             stderr.seek(0)
             return Ran(_reported(fds[1], "exit-code"), stdout.read(OUTPUT), stderr.read(2000), slept)
 
-    def _ends(self, process: subprocess.Popen[bytes], status: int) -> bool:
-        """Wait for it; False once it has been idle for too long."""
-        start, left = time.monotonic(), self._wall
-        while left > 0:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(left, 0.05))
-                return True
-            left = self._wall - (time.monotonic() - start) + _busy(process.pid, _reported(status, "child-pid"))
-        return False
 
-    def _check(self) -> None:
-        with tempfile.TemporaryDirectory(prefix="agon-program-") as folder:
-            path = Path(folder) / "main.py"
-            path.write_text("print(input())", encoding="utf-8")
-            ran = self.run(path, "ready")
-        if ran.exit_status != 0 or ran.output.strip() != b"ready":
-            said = ran.errors.decode("utf-8", "replace").strip() or f"exit status {ran.exit_status}"
-            raise MachineError(
-                f"bubblewrap cannot make a sandbox here: {said}",
-                "the system must let this user make namespaces (in a container: run it with that right)",
-            )
+class Unguarded:
+    """Runs one Python program as this user, with its files and its network: limits on CPU time, memory and output, an
+    empty environment, a temporary working directory, and the end of its process group are all that holds it."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._wall = timeout * WALL_FACTOR + WALL_EXTRA
+        said = _tried(self)
+        if said:
+            raise MachineError(f"programs cannot be run here: {said}", "the system must have /bin/sh and its ulimit")
+
+    def run(self, program: Path, given: str) -> Ran:
+        """Run the program in the file once, `given` on standard input. Raises OSError when it cannot be started."""
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="agon-", ignore_cleanup_errors=True))
+            stdin, stdout, stderr = _files(stack, 3)
+            stdin.write(given.encode("utf-8", "replace"))
+            stdin.seek(0)
+            command = [*_limited(self._timeout), _START.format(path=str(program))]
+            pipes: dict[str, Any] = {"stdin": stdin, "stdout": stdout, "stderr": stderr, "cwd": folder}
+            process = subprocess.Popen(command, env={"PYTHONHASHSEED": "0"}, start_new_session=True, **pipes)
+            try:
+                slept = not _ends(process, self._wall, lambda: None)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # whatever it started and left, too
+                process.wait()
+            stdout.seek(0)
+            stderr.seek(0)
+            status = process.returncode if process.returncode >= 0 else 128 - process.returncode
+            status = _OUT_OF_TIME if status == 128 + signal.SIGXCPU else status
+            return Ran(status, stdout.read(OUTPUT), stderr.read(2000), slept)
+
+
+def runner(timeout: float) -> Sandbox | Unguarded:
+    """A sandbox; where none can be made and the user allows it, what runs programs without, and says so once. Raises
+    MachineError where the user does not."""
+    try:
+        return Sandbox(timeout)
+    except MachineError as error:
+        if not os.environ.get(UNSAFE):
+            raise
+        _tell_unguarded(error.message)
+        return Unguarded(timeout)
+
+
+@lru_cache(maxsize=1)
+def _tell_unguarded(why: str) -> None:
+    """Warn on stderr, once in a process."""
+    sys.stderr.write(
+        f"warning: {why}\n"
+        "warning: --allow-unsafe-exec: programs that a model writes run as you, on your files and your network\n"
+    )
+
+
+def _limited(timeout: float) -> list[str]:
+    """A shell that sets its own limits and becomes Python; the code to run comes next."""
+    limits = _LIMITS.format(output=OUTPUT // 512, memory=MEMORY // 1024, seconds=math.ceil(timeout))
+    return ["/bin/sh", "-c", limits, "sh", os.path.realpath(sys.executable), *_OPTIONS, "-c"]
+
+
+def _files(stack: contextlib.ExitStack, count: int) -> list[Any]:
+    return [stack.enter_context(tempfile.TemporaryFile()) for _ in range(count)]
+
+
+def _tried(place: Sandbox | Unguarded) -> str:
+    """Why a harmless program does not run there; empty when it does."""
+    with tempfile.TemporaryDirectory(prefix="agon-program-") as folder:
+        path = Path(folder) / "main.py"
+        path.write_text("print(input())", encoding="utf-8")
+        ran = place.run(path, "ready")
+    if ran.exit_status == 0 and ran.output.strip() == b"ready":
+        return ""
+    return ran.errors.decode("utf-8", "replace").strip() or f"exit status {ran.exit_status}"
+
+
+def _ends(process: subprocess.Popen[bytes], wall: float, inside: Callable[[], int | None]) -> bool:
+    """Wait for it; False once it has been idle for too long. `inside` is the program's process, where that is not the
+    one that was started."""
+    start, left = time.monotonic(), wall
+    moved, ticks = start, -1
+    while left > 0:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(min(left, LOOK), 0.05))
+            return True
+        now, program = time.monotonic(), inside() or process.pid
+        crowd, used = _crowd(program)
+        if not crowd or used != ticks:
+            moved, ticks = now, used
+        if now - moved > CROWD_IDLE:
+            return False
+        left = wall - (now - start) + _busy(process.pid, inside())
+    return False
+
+
+def _crowd(process: int) -> tuple[bool, int]:
+    """Whether the process has many threads, all of them asleep; and the ticks of the clock it has computed, with those
+    of threads that ended."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = [_stat(task) for task in Path(f"/proc/{process}/task").glob("*/stat")]
+        whole = _stat(Path(f"/proc/{process}/stat"))
+        return len(fields) > CROWD and all(field[0] == "S" for field in fields), int(whole[11]) + int(whole[12])
+    return False, 0
+
+
+def _stat(path: Path) -> list[str]:
+    """The fields of a stat file after the name, which may have anything in it."""
+    return path.read_text(errors="replace").rpartition(")")[2].split()
 
 
 def _reported(status: int, key: str) -> int | None:
@@ -259,55 +368,3 @@ def _end(process: subprocess.Popen[bytes], program: int | None) -> None:
             process.wait(5.0)
     process.kill()
     process.wait()
-
-
-def _isolation() -> list[str]:
-    """bubblewrap's options: every namespace its own, only the system's libraries and this Python to read."""
-    # As process 1, the program is bubblewrap's own child, which it reaps; an init between the two would be left behind
-    # as a zombie by every run where nobody reaps orphans, as in many containers.
-    options = ["--as-pid-1", "--unshare-all", "--unshare-user", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
-    options += ["--die-with-parent", "--new-session", "--hostname", "box", "--ro-bind", "/usr", "/usr"]
-    for name in ("/bin", "/lib", "/lib32", "/lib64"):
-        if os.path.islink(name):
-            options += ["--symlink", os.readlink(name), name]
-        elif os.path.isdir(name):
-            options += ["--ro-bind", name, name]
-    options += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
-    prefix = os.path.realpath(sys.base_prefix)
-    if not prefix.startswith("/usr/") and prefix != "/usr":
-        options += ["--ro-bind", prefix, prefix]
-    options += ["--dev", "/dev", "--remount-ro", "/dev", "--size", str(SCRATCH), "--tmpfs", "/box"]
-    return [*options, "--chdir", "/box", "--setenv", "PYTHONHASHSEED", "0"]  # sets print in the same order every time
-
-
-def _system_call_filter() -> bytes:
-    """A seccomp program that refuses new processes (threads are allowed), new namespaces, memory that no limit counts
-    (shared segments, queues, files in memory) and the kernel's odder doors.
-
-    A limit on the number of processes would not do: the kernel does not apply it to root. Sources: seccomp(2) and the
-    system call tables of the two architectures.
-    """
-    machine = platform.machine()
-    uncounted = {"x86_64": (29, 64, 68, 240, 319, 447), "aarch64": (180, 186, 190, 194, 279, 447)}
-    tables = {
-        "x86_64": (0xC000003E, 56, (57, 58, 101, 165, 246, 248, 249, 250, 272, 298, 308, 321, 323, 425)),
-        "aarch64": (0xC00000B7, 220, (40, 97, 104, 117, 217, 218, 219, 241, 268, 280, 282, 425)),
-    }
-    if machine not in tables:
-        raise MachineError(
-            f"the sandbox for programs knows no system calls of {machine}", "use x86_64 or aarch64 Linux"
-        )
-    architecture, clone, refused = tables[machine]
-    load, equal, at_least, any_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
-    allow, refuse, no_such_call, kill = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
-    clone3, thread = 435, 0x00010000
-    rules = [
-        (load, 0, 0, 4), (equal, 1, 0, architecture), (give, 0, 0, kill),
-        (load, 0, 0, 0), (at_least, 0, 1, 0x40000000), (give, 0, 0, refuse),
-        (equal, 0, 1, clone3), (give, 0, 0, no_such_call),  # libc then falls back to clone
-        (equal, 0, 4, clone), (load, 0, 0, 16), (any_bit, 0, 1, thread), (give, 0, 0, allow), (give, 0, 0, refuse),
-    ]  # fmt: skip
-    for call in refused + uncounted[machine]:
-        rules += [(equal, 0, 1, call), (give, 0, 0, refuse)]
-    rules.append((give, 0, 0, allow))
-    return b"".join(struct.pack("HBBI", *rule) for rule in rules)

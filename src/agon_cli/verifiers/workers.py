@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, TimeoutError
@@ -20,6 +21,8 @@ Outcome = tuple[Status, str]
 
 MEMORY = 512 * 2**20
 """Bytes of address space a worker may take beyond what its imports took."""
+WALL_FACTOR = 4.0
+"""The clock on the wall may run so many times as long as the CPU time of an answer: that only ends what sleeps."""
 TASKS_PER_WORKER = 5000
 """A worker is replaced after this many answers, so that the libraries' caches do not add up."""
 MOST_RETRIES = 16
@@ -31,8 +34,9 @@ _DIED: Outcome = ("grader_error", "the grading process died")
 class Workers:
     """A pool of processes that grade with one module-level function, started at the first use.
 
-    `timeout` is in seconds of wall clock, counted from when a worker takes the item. `modules` are imported before a
-    worker takes its first item, so that no answer pays for them.
+    `timeout` is in CPU seconds for one item, so that a busy machine changes no verdict. `modules` are imported once, by
+    a process that new workers are forked from: the one after a killed worker is there at once, and no answer pays for
+    imports. That process takes no items, and ends with this one.
     """
 
     def __init__(self, function: Callable[..., Outcome], timeout: float, modules: Sequence[str]) -> None:
@@ -44,7 +48,8 @@ class Workers:
     def grade(self, jobs: Sequence[tuple[str, ...]]) -> list[Outcome]:
         """One outcome per job, in order. Equal jobs are graded once.
 
-        An item past its time is `timeout`. One whose worker died is `grader_error`, and no other item is touched.
+        An item past its time is `timeout`: the kernel ends its worker. One whose worker died otherwise is
+        `grader_error`. No other item is touched.
         """
         wanted = list(dict.fromkeys(jobs))
         done = self._attempt(wanted)
@@ -64,7 +69,8 @@ class Workers:
         futures = []
         try:
             for job in jobs:
-                futures.append(self._started().schedule(self._function, args=job, timeout=self._timeout))
+                args = (self._function, self._timeout, *job)
+                futures.append(self._started().schedule(_timed, args=args, timeout=self._timeout * WALL_FACTOR))
         except RuntimeError:  # the pool broke while we were scheduling
             pass
         done: dict[tuple[str, ...], Outcome] = {}
@@ -79,9 +85,10 @@ class Workers:
         try:
             status, detail = future.result()
         except TimeoutError:
-            return "timeout", f"no verdict within {self._timeout:g} s"
-        except ProcessExpired:
-            return _DIED
+            return "timeout", f"no verdict within {self._timeout * WALL_FACTOR:g} s"
+        except ProcessExpired as ended:
+            # Whoever ran out of CPU time had the worker long enough for there to be no doubt whose death it is.
+            return ("timeout", f"no verdict within {self._timeout:g} CPU seconds") if _is_late(ended) else _DIED
         except (BrokenProcessPool, CancelledError):
             raise
         except Exception as error:
@@ -92,13 +99,15 @@ class Workers:
         if self._pool is None:
             from pebble import ProcessPool
 
-            # Spawned, because a forked child of a process that runs torch's threads may hang.
+            # Forked, but not from here: a forked child of a process that runs torch's threads may hang.
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload(list(self._modules))
             self._pool = ProcessPool(
                 max_workers=min(4, os.cpu_count() or 1),
                 max_tasks=TASKS_PER_WORKER,
                 initializer=_prepare,
                 initargs=(self._modules,),
-                context=multiprocessing.get_context("spawn"),
+                context=context,
             )
         return self._pool
 
@@ -110,11 +119,30 @@ class Workers:
             pool.join()
 
 
+def _is_late(ended: Any) -> bool:
+    """Whether a worker's end came by the timer that `_timed` sets."""
+    return bool(ended.exitcode == -signal.SIGPROF)
+
+
+def _timed(function: Callable[..., Outcome], seconds: float, *job: str) -> Outcome:
+    """In a worker: the outcome, unless it takes too many CPU seconds. The kernel's timer ends the process then,
+    whatever it is in the middle of."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        return function(*job)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
 def _prepare(modules: Sequence[str]) -> None:
-    """In a new worker: import what grading needs, then take away the means to do harm."""
+    """In a new worker: import what is not there yet, then take away the means to do harm."""
     for name in modules:
         importlib.import_module(name)
     import resource
+
+    # Both signals end it at once, also within one long operation on integers, where Python would not handle them.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.setrecursionlimit(3000)
