@@ -77,6 +77,11 @@ def test_runs_are_named_by_cell_and_seed_and_carry_the_words_that_train_them(her
     assert runs[0].recipe.method.deploy == "cascade"
 
 
+def test_a_variant_has_several_changes_and_values_with_colons():
+    (method,) = cells.methods_of("agon:bonus=3:model.id=package:a/b:optim.kl=0.1")
+    assert method.changes == ("method.bonus=3", "model.id=package:a/b", "optim.kl=0.1")
+
+
 @pytest.mark.parametrize("changes", ["method.format_weight=0.2"])
 def test_what_no_preset_sets_holds_for_every_method(here, changes):
     runs = cells.planned("tiny", [changes], cells.methods_of("grpo,coop,agon"), 1, Path("out"))

@@ -21,6 +21,8 @@ HOST = {"zero_shot": "moa", "grpo": "grpo_two_pass"}
 _PARITY_KNOBS = ("format_weight", "bonus_needs_summary")
 """Knobs of a method that no preset sets, so that a recipe sets them for all methods alike."""
 _OVERRIDE = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*=")
+_NEXT_CHANGE = re.compile(r":(?=[A-Za-z_][\w.-]*=)")
+"""Between two changes of a variant; a value may have colons of its own."""
 _UNFIT = re.compile(r"[^A-Za-z0-9_.]+")
 _LONGEST = 80
 
@@ -146,7 +148,8 @@ def methods_of(text: str | None) -> list[Method]:
         return [Method(name, name) for name in PRESETS]
     found, faults = {}, []
     for item in filter(None, (part.strip() for part in text.split(","))):
-        preset, *changes = item.split(":")
+        preset, colon, rest = item.partition(":")
+        changes = _NEXT_CHANGE.split(rest) if colon else []
         if preset not in PRESETS:
             faults.append(f"no method is called {preset[:40]!r}{closest(preset, PRESETS)}")
             continue

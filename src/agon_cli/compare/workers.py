@@ -54,6 +54,7 @@ def train(runs: Sequence[Run], done: int, jobs: int, emit: Emit, again: str) -> 
     try:
         with _heeding(crew):
             failed = _watch(crew, done, emit)
+        error = None if failed is None else _error(*failed, again)  # its last words go with the crew
     finally:
         launch.end([worker for _, worker in crew.working])
     if crew.received:
@@ -61,8 +62,8 @@ def train(runs: Sequence[Run], done: int, jobs: int, emit: Emit, again: str) -> 
         what = f"stopped by {asked.name}; {done + crew.finished} of {done + len(runs)} runs are done, the state of the "
         ended = Exit.SIGTERM if asked is signal.SIGTERM else Exit.SIGINT
         raise Stopped(f"{what}others is saved", f"continue with: {again}", ended)
-    if failed is not None:
-        raise _error(*failed, again)
+    if error is not None:
+        raise error
 
 
 @dataclass
