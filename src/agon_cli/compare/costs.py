@@ -27,7 +27,7 @@ class Spent:
         sampled, roles = row["tokens"]["sampled"], row["roles"]
         drafted = 0
         if roles["challenge"] is not None:  # one challenge faces one draft, so half of the completions are drafts
-            drafted = round(row["players"][roles["draft"]]["draft"]["length"] * row["completions"] / 2)
+            drafted = round((row["players"][roles["draft"]]["draft"]["length"] or 0) * row["completions"] / 2)
         self.drafted += drafted
         self.answered += sampled - drafted
         self.prefilled += row["tokens"]["prompt"]

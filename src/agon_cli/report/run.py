@@ -12,6 +12,8 @@ from typing import Any, Literal
 from agon_cli import data
 from agon_cli.compare.arms import Measured, OneSeed, Place, Tally, tallies
 from agon_cli.compare.arms import document as arm_of
+from agon_cli.compare.evidence import curve_points, spending
+from agon_cli.compare.rows import checked
 from agon_cli.document import FORMAT, Arm, Curve, Line, RunDocument, Trace
 from agon_cli.errors import AgonError, UsageError
 from agon_cli.evaluate import choose, direction
@@ -19,7 +21,6 @@ from agon_cli.players import recipe_of
 from agon_cli.recipe import Recipe, resolved
 from agon_cli.report.examples import samples
 from agon_cli.report.wording import interval, percent
-from agon_cli.runlog import read
 from agon_cli.stats import interval as interval_of
 from agon_cli.types import Problem
 
@@ -37,39 +38,28 @@ def document(run: Path) -> RunDocument:
     """The document of one run, finished or not. Raises UsageError, with file and line where there is one, for a run
     without an evaluation on the test split, for torn rows and for rows that lack a key or hold something else there."""
     recipe, manifest = recipe_of(run), _manifest(run)
-    found = _checked(run, "evals", lambda: tallies(read(run, "evals")))
+    found = tallies(checked(run, "evals"))
     steps = sorted({place.step for place in found if place.split == "test"})
     if not steps:
         raise UsageError(
             f"{run / 'evals.jsonl'}: no evaluation on the test split", "let `agon train` get as far as its first one"
         )
-    metrics = _checked(run, "metrics", lambda: list(map(_numbers, read(run, "metrics"))))
+    metrics = list(map(_numbers, checked(run, "metrics")))
     first, last = steps[0], steps[-1]
     chosen = _deployed(found, last)
-    arms = _checked(run, "evals", lambda: _arms(found, last, recipe, chosen))
+    arms = _arms(found, last, recipe, chosen)
     if first != last:
-        arms += _checked(run, "evals", lambda: _arms(found, first, recipe, chosen, first))
+        arms += _arms(found, first, recipe, chosen, first)
     problems = _problems(recipe)
     return {
         "format": FORMAT, "title": f"{recipe.method.preset}, seed {recipe.seed}: one run",
         "command": shlex.join(str(word) for word in manifest.get("argv", [])), "kind": "run",
         "verdict": _verdict(arms, chosen, first, last), "notes": _notes(recipe, metrics, found, last), "arms": arms,
         "contrasts": [], "budgets": [], "curves": _curves(found, metrics, recipe.seed, chosen), "exchanges": [],
-        "costs": [], "samples": _checked(run, "evals", lambda: samples(run, recipe, chosen, [first, last], problems)),
+        "costs": [], "samples": samples(run, recipe, chosen, [first, last], problems),
         "gates": [], "recipe": resolved(recipe), "provenance": _provenance(manifest, recipe, found, last, metrics),
         "traces": list(_traces(metrics)),
     }  # fmt: skip
-
-
-def _checked(run: Path, log: str, make: Any) -> Any:
-    """What `make` makes of a log. A value of the wrong kind in it is the file's fault, and told as such."""
-    try:
-        return make()
-    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
-        raise UsageError(
-            f"{run / f'{log}.jsonl'}: a row holds something that no run writes: {error}",
-            "put the file back; it was edited, or another version wrote it",
-        ) from error
 
 
 def _manifest(run: Path) -> dict[str, Any]:
@@ -80,7 +70,8 @@ def _manifest(run: Path) -> dict[str, Any]:
         raise UsageError(f"{path}:{error.lineno}: not JSON: {error.msg}", hint) from error
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {error}", hint) from error
-    if not isinstance(found, dict) or not isinstance(found.get("argv", []), list):
+    parts = {"argv": list, "versions": dict, "hardware": dict, "hashes": dict}
+    if not (isinstance(found, dict) and all(isinstance(found.get(key, kind()), kind) for key, kind in parts.items())):
         raise UsageError(f"{path}: not the manifest of a run", hint)
     return found
 
@@ -96,15 +87,13 @@ def _problems(recipe: Recipe) -> dict[str, Problem]:
 
 
 def _deployed(found: Mapping[Place, Tally], last: int) -> str:
-    """The arm that answers: the direction that dev chose, the first where it could not, or the first player."""
+    """The arm that answers: the direction or, for one pass, the player that dev chose; the first where it could not."""
     test = {place.arm: tally for place, tally in found.items() if (place.step, place.split) == (last, "test")}
-    dev = [
-        {"arm": place.arm, "mode": tally.mode, "accuracy": tally.accuracy}
-        for place, tally in found.items()
-        if (place.step, place.split) == (last, "dev") and place.arm in test
-    ]
-    cascades = [arm for arm, tally in test.items() if tally.mode == "cascade"]
-    return choose(dev) or next(iter([*cascades, *test]))
+    candidates = [arm for arm, tally in test.items() if tally.mode == "cascade"] or list(test)
+    places = [place for arm in candidates if (place := Place(last, "dev", arm)) in found]
+    # `choose` takes cascades; players alone are chosen among in the same way.
+    dev = [{"arm": place.arm, "mode": "cascade", "accuracy": found[place].accuracy} for place in places]
+    return choose(dev) or candidates[0]
 
 
 def _arms(found: Mapping[Place, Tally], step: int, recipe: Recipe, chosen: str, before: int | None = None) -> list[Arm]:
@@ -166,34 +155,23 @@ def _notes(recipe: Recipe, metrics: Sequence[Row], found: Mapping[Place, Tally],
 
 
 def _numbers(row: Row) -> Row:
-    """Of a row of metrics what is used here; asking for it is what finds a row that lacks it."""
+    """Of a row of metrics what is used here."""
     streams = [
         (player, role, {key: values[role][key] for key in UNITS if key in values[role]})
         for player, values in row["players"].items()
         for role in ("draft", "challenge")
         if role in values
     ]
-    return {"step": int(row["step"]), "streams": streams, "tokens": float(row["tokens"]["sampled"]),
-            "seconds": float(sum(row["seconds"].values())), "flags": [str(flag) for flag in row.get("flags", [])],
-            "peak": row.get("peak_bytes")}  # fmt: skip
+    return {"step": row["step"], "streams": streams, "tokens": row["tokens"]["sampled"],
+            "seconds": sum(row["seconds"].values()), "flags": [str(flag) for flag in row.get("flags", [])]}  # fmt: skip
 
 
 def _curves(found: Mapping[Place, Tally], metrics: Sequence[Row], seed: int, chosen: str) -> list[Curve]:
     """Dev accuracy of every arm, the deployed one first, with what training had spent by then."""
     arms = dict.fromkeys([chosen, *(place.arm for place in found if place.split == "dev")])
-    curves: list[Curve] = []
-    for arm in arms:
-        points = []
-        for place, tally in sorted(found.items()):
-            if (place.split, place.arm) != ("dev", arm) or tally.accuracy is None:
-                continue
-            spent = [row for row in metrics if row["step"] < place.step]
-            tokens, seconds = (sum(row[key] for row in spent) for key in ("tokens", "seconds"))
-            points.append({"step": place.step, "accuracy": tally.accuracy, "length": tally.tokens["answer"],
-                           "tokens": tokens, "seconds": seconds})  # fmt: skip
-        if len(points) > 1:
-            curves.append({"method": arm, "seed": seed, "points": points})  # type: ignore[typeddict-item]
-    return curves
+    spent = spending((row["tokens"], [row["seconds"]]) for row in metrics)
+    curves: list[Curve] = [{"method": arm, "seed": seed, "points": curve_points(found, arm, spent)} for arm in arms]
+    return [curve for curve in curves if len(curve["points"]) > 1]
 
 
 def _traces(metrics: Sequence[Row]) -> Iterator[Trace]:
