@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -89,7 +90,7 @@ def report(
     from agon_cli.runlog import find_run
 
     folder = Path(source)
-    if (folder / stored.NAME).is_file():
+    if os.path.isfile(folder / stored.NAME):
         path = pages.write_page(out or folder / "page.html", stored.read(folder / stored.NAME))
     else:
         folder = find_run(folder)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -98,8 +99,8 @@ def sort(words: Sequence[str]) -> Sources:
     """
     recipes, overrides, runs, folders = [], [], [], []
     for word in words:
-        path = Path(word).expanduser()
-        if _OVERRIDE.match(word) and not path.exists():
+        path = Path(os.path.expanduser(word))
+        if _OVERRIDE.match(word) and not os.path.exists(path):
             overrides.append(word)
         elif found := _runs_in(path):
             runs += [(run, word if run == path else str(Path(word, run.relative_to(path)))) for run in found]
@@ -124,7 +125,7 @@ def _runs_in(folder: Path) -> list[Path]:
     if is_run(folder):
         return [folder]
     for pattern in ("runs/*/*", "*"):
-        found = sorted(path for path in folder.glob(pattern) if is_run(path)) if folder.is_dir() else []
+        found = sorted(path for path in folder.glob(pattern) if is_run(path)) if os.path.isdir(folder) else []
         if found:
             return found
     return []
@@ -256,10 +257,11 @@ def found(folders: Sequence[tuple[Path, str]], plan: Sequence[Run]) -> list[Run]
             raise UsageError(f"{word}: the same run as {taken[place].shown}", "name one of them")
         else:
             taken[place] = replace(taken[place], folder=folder, words=None, shown=word)
-    return taken + _cells_found(others, [method.name for run in plan for method in run.cell.methods])
+    return taken + _cells_found(others, [run.cell for run in plan])
 
 
-def _cells_found(others: Sequence[tuple[Path, str, Recipe]], taken: Sequence[str]) -> list[Run]:
+def _cells_found(others: Sequence[tuple[Path, str, Recipe]], plan: Sequence[Cell]) -> list[Run]:
+    taken = [method.name for cell in plan for method in cell.methods]
     groups: list[list[tuple[Path, str, Recipe]]] = []
     for one in others:
         alike = next((group for group in groups if _same_but_for_seed(group[0][2], one[2])), None)
@@ -272,12 +274,13 @@ def _cells_found(others: Sequence[tuple[Path, str, Recipe]], taken: Sequence[str
             alike.append(one)
     names = _names([group[0][2] for group in groups], taken)
     known = {*taken, *(method.name for method in names)}
-    runs = []
+    runs, folders = [], {cell.name for cell in plan}
     for method, group in zip(names, groups, strict=True):
         guests = (short for short, host in HOST.items() if host == method.preset)
         others_too = [Method(short + method.name.removeprefix(method.preset), short) for short in guests]
         served = [guest for guest in others_too if guest.name not in known]
-        cell = Cell(_folder_name(method.name), (*served, method))
+        cell = Cell(_unlike(_folder_name(method.name), folders), (*served, method))
+        folders.add(cell.name)
         runs += [Run(cell, recipe.seed, folder, recipe, None, word) for folder, word, recipe in group]
     return runs
 
@@ -298,12 +301,15 @@ def _names(recipes: Sequence[Recipe], taken: Sequence[str]) -> list[Method]:
             against = resolved(rivals[0]) if rivals else {}
             changes = [*changes, *_changes(against, resolved(recipe))]
             name = ":".join([preset, *changes])
-        number = 2
-        unique = name
-        while unique in [*taken, *(method.name for method in methods)]:
-            unique, number = f"{name}#{number}", number + 1
+        unique = _unlike(name, {*taken, *(method.name for method in methods)})
         methods.append(Method(unique, preset, tuple(map(_spelt, changes))))
     return methods
+
+
+def _unlike(name: str, taken: Container[str]) -> str:
+    """The name, with a number after it where it is taken."""
+    numbered = (f"{name}#{number}" for number in count(2))
+    return name if name not in taken else next(other for other in numbered if other not in taken)
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any], most: int = 3) -> list[str]:

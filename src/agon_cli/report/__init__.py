@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from agon_cli.document import Document
@@ -31,7 +32,7 @@ def write_page(path: Path, document: Document) -> Path:
 
 
 def _replace(path: Path, text: str) -> Path:
-    fresh = path.with_name(f".{path.name}.new")
+    fresh = path.parent / f".{path.name}.new"
     try:
         with open(fresh, "wb") as file:
             file.write(text.encode())
@@ -39,7 +40,8 @@ def _replace(path: Path, text: str) -> Path:
             os.fsync(file.fileno())
         os.replace(fresh, path)
     except OSError as error:
-        fresh.unlink(missing_ok=True)
+        with suppress(OSError):
+            fresh.unlink()
         if error.errno in DISK_FULL:
             raise ResourceError(f"disk full: {path}: {error.strerror}", "free some space and run it again") from error
         raise UsageError(f"{path} cannot be written: {error.strerror}", "choose another file with --out") from error
