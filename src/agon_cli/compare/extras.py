@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agon_cli.compare.arms import SINGLE_OF, Evaluated, Kind, Measured, gather, tallies
+from agon_cli.compare.folder import replace
 from agon_cli.compare.stage import PLAYED, Stage, hashes_of, on_stage
 from agon_cli.document import Budget, Estimate
 from agon_cli.metrics import check_grading
@@ -47,7 +47,7 @@ def rows(
     each as soon as it is whole.
 
     `tell` hears what is being evaluated. Raises UsageError for a run that is not finished or whose inputs changed,
-    GradingError where the verifier fails too often.
+    GradingError where the verifier fails too often, ResourceError when the disk is full.
     """
     recipe = recipe_of(run)
     evaluated = Evaluated(tallies(read(run, "evals")), str(run), recipe.method.deploy)
@@ -100,14 +100,8 @@ def _header(held: Held) -> Row:
 
 def _write(path: Path, held: Held) -> None:
     """Write all in one step: a kill leaves the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.new")
-    with fresh.open("w", encoding="ascii") as file:
-        for row in [_header(held), *(row for what in sorted(held) for row in held[what][1])]:
-            file.write(json.dumps(row, separators=(",", ":")) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
+    rows = [_header(held), *(row for what in sorted(held) for row in held[what][1])]
+    replace(path, (json.dumps(row, separators=(",", ":")) + "\n" for row in rows))
 
 
 def measured(runs: Mapping[int, Sequence[Row]], what: What, method: str, name: str = "") -> Measured:

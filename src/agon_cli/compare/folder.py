@@ -8,7 +8,7 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -34,10 +34,10 @@ def held(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                raise
-            hint = "wait for it, or choose another folder with --out"
-            raise UsageError(f"{folder} is in use by another `agon compare`", hint) from None
+            hint = "choose another folder with --out"
+            if error.errno != errno.EWOULDBLOCK:
+                raise UsageError(f"{folder} cannot be locked: {error.strerror}", hint) from error
+            raise UsageError(f"{folder} is in use by another `agon compare`", f"wait for it, or {hint}") from None
         yield
     finally:
         _held.remove(handle)
@@ -76,19 +76,31 @@ def _rounded(value: Any) -> Any:
 
 
 def write(folder: Path, document: Mapping[str, Any]) -> None:
-    """Put `comparison.json` in its place, whole or not at all. Raises ResourceError when the disk is full."""
-    path = folder / DOCUMENT
+    """Put `comparison.json` in its place. Raises what `replace` does."""
+    replace(folder / DOCUMENT, [text(document)])
+
+
+def replace(path: Path, texts: Iterable[str]) -> None:
+    """Put a file of these texts, all ASCII, in its place, whole or not at all; its folder is made. Raises ResourceError
+    when the disk is full, UsageError where it cannot be written."""
+    fresh = path.with_name(f".{path.name}.new")
     with _writing(path):
-        part = path.with_name(f".{DOCUMENT}.part")
-        with part.open("w", encoding="ascii") as file:
-            file.write(text(document))
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with fresh.open("w", encoding="ascii") as file:
+                file.writelines(texts)
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                fresh.unlink()  # a full disk needs the room
+            raise
 
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
+    """Turn an operating system's error about a path into one that says what to do."""
     try:
         yield
     except OSError as error:
