@@ -87,11 +87,11 @@ class Contrast(TypedDict):
     test: str
     """Which test `p` is from, in words."""
     discordant: list[int]
-    """Items that only left, and only right, has right."""
+    """Pairs of a seed and a problem in which left alone did better, and right alone."""
     detectable: float
     """Smallest true difference that this many items and seeds would show with probability 0.8 at level 0.05."""
-    budget_ratio: float
-    """Generated tokens of left over those of right."""
+    budget_ratio: float | None
+    """Generated tokens of left over those of right; None where right generated none."""
     matched: str | None
     """Where budgets differ by over 10 %: the arm that spends left's tokens on right's players, if there is one."""
     verdict: Literal["better", "worse", "cannot tell", "higher", "lower"]

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, replace
 
 from agon_cli.compare.arms import Measured
 from agon_cli.document import Contrast, Estimate
 from agon_cli.errors import UsageError
 from agon_cli.stats import Paired, holm, judged, paired
+from agon_cli.stats.verdicts import SAME_BUDGET
 
 BASELINES = ("grpo", "zero_shot")
 """What every method is set against."""
 SPELT_OUT = ("grpo", "coop")
 """Contrasts of the lead that the verdict spells out beside those at equal tokens; without either, the first ones."""
-_WITHIN = 1.1
-"""Budgets within this factor of each other are equal."""
 _BY_DEPLOY = {"vote": ("zero_shot", "grpo"), "proposers": ("moa",)}
 
 
@@ -56,7 +55,7 @@ def _is_method(arm: Measured) -> bool:
 
 
 @dataclass(frozen=True)
-class Set:
+class Facing:
     """A pair of arms that share something, with its statistics."""
 
     left: Measured
@@ -69,18 +68,19 @@ def contrasts(arms: Sequence[Measured], lead: Measured) -> tuple[list[Contrast],
     sets, notes = [], []
     for left, right in pairs(arms, lead):
         try:
-            sets.append(Set(left, right, paired(left.scores, right.scores)))
+            sets.append(Facing(left, right, paired(left.scores, right.scores)))
         except UsageError:
             notes.append(f"{left.name} and {right.name} share no problem under the same seed and are not compared.")
     adjusted = holm([one.found.p for one in sets]) if sets else []
     return [_contrast(one, p, arms) for one, p in zip(sets, adjusted, strict=True)], notes
 
 
-def _contrast(one: Set, p_holm: float, arms: Sequence[Measured]) -> Contrast:
+def _contrast(one: Facing, p_holm: float, arms: Sequence[Measured]) -> Contrast:
     found, left, right = one.found, one.left, one.right
-    spent = right.tokens["generated"]
-    ratio = left.tokens["generated"] / spent if spent else float("inf")
-    matched = None if 1 / _WITHIN <= ratio <= _WITHIN else _matched(left, right, arms)
+    seeds = left.seeds.keys() & right.seeds.keys()
+    spent = _generated(right, seeds)
+    ratio = _generated(left, seeds) / spent if spent else None
+    matched = None if equal_budget(ratio) else _matched(left, right, arms, seeds)
     word, sentence = judged(found, p_holm, left.name, right.name, ratio, matched)
     return {
         "left": left.name, "right": right.name, "items": found.items, "seeds": found.seeds,
@@ -91,13 +91,23 @@ def _contrast(one: Set, p_holm: float, arms: Sequence[Measured]) -> Contrast:
     }  # fmt: skip
 
 
-def _matched(left: Measured, right: Measured, arms: Sequence[Measured]) -> str | None:
-    """The arm that spends left's tokens on right's players, if there is one."""
+def equal_budget(ratio: float | None) -> bool:
+    """Whether budgets of this ratio are equal."""
+    return ratio is not None and 1 / SAME_BUDGET <= ratio <= SAME_BUDGET
+
+
+def _generated(arm: Measured, seeds: Set[int]) -> float:
+    """Generated tokens a problem under these seeds."""
+    return replace(arm, seeds={seed: arm.seeds[seed] for seed in sorted(seeds)}).tokens["generated"]
+
+
+def _matched(left: Measured, right: Measured, arms: Sequence[Measured], seeds: Set[int]) -> str | None:
+    """The arm that spends left's tokens on right's players under these seeds, if there is one."""
     for arm in arms:
         whose = right.method in _BY_DEPLOY.get(arm.deploy, ()) and arm.name.startswith(f"{right.name} ")
-        if arm.kind == "equal_tokens" and whose:
-            ratio = arm.tokens["generated"] / max(1e-9, left.tokens["generated"])
-            if 1 / _WITHIN <= ratio <= _WITHIN:
+        if arm.kind == "equal_tokens" and whose and seeds <= arm.seeds.keys():
+            spent = _generated(left, seeds)
+            if spent and equal_budget(_generated(arm, seeds) / spent):
                 return arm.name
     return None
 

@@ -9,6 +9,7 @@ from typing import Any
 from agon_cli.compare import checks
 from agon_cli.compare.arms import Measured
 from agon_cli.compare.cells import Run
+from agon_cli.compare.contrasts import equal_budget
 from agon_cli.compare.evidence import Evidence, flags
 from agon_cli.document import Contrast
 
@@ -55,7 +56,7 @@ def _how_much(arms: Sequence[Measured], lead: Measured, found: Sequence[Contrast
 
 def _unmatched(lead: Measured, found: Sequence[Contrast]) -> list[str]:
     mine = [c for c in found if c["left"] == lead.name and not c["right"].startswith(f"{lead.name} ")]
-    bare = [c["right"] for c in mine if not 1 / 1.1 <= c["budget_ratio"] <= 1.1 and c["matched"] is None]
+    bare = [c["right"] for c in mine if not equal_budget(c["budget_ratio"]) and c["matched"] is None]
     if not bare:
         return []
     return [

@@ -84,7 +84,7 @@ def _contrasts(console: Console, contrasts: list[Contrast]) -> None:
             escape(one_line(f"{one['left']} - {one['right']}", _CONTRAST)),
             escape(f"{value} [{100 * found['low']:+.1f}, {100 * found['high']:+.1f}]"),
             "<.001" if p < 0.0005 else f"{p:.3f}",
-            f"{one['budget_ratio']:.2f}x",
+            "–" if one["budget_ratio"] is None else f"{one['budget_ratio']:.2f}x",
             one["verdict"],
         )
     print_table(console, table)
