@@ -34,7 +34,7 @@ def further(
 ) -> After:
     """Evaluate what is not there yet, each run under the lead's seeds that it has. `over` gives an arm's estimate.
 
-    A trained run without a checkpoint can be put on no stage: its arms are left out and a note says so.
+    A trained run whose last checkpoint is gone or torn can be put on no stage: a note says so in place of its arms.
     """
     from agon_cli.compare import extras  # whatever needs no models needs no torch either
 
@@ -45,10 +45,10 @@ def further(
         whats = _owed(cell, runs[0], lead)
         if not (mine and whats):
             continue
-        bare = [run.name for run in mine.values() if run.steps and not any(run.folder.glob("checkpoints/*/COMPLETE"))]
+        bare = [run.name for run in mine.values() if run.steps and not _ends_in_a_checkpoint(run)]
         if bare:
             found.notes.append(
-                f"{', '.join(bare)}: no checkpoint is left, so {', '.join(whats)} could not be measured."
+                f"{', '.join(bare)}: the last checkpoint is gone or torn, so {', '.join(whats)} could not be measured."
             )
             continue
         rows = {seed: _rows(run, lead, whats, out, emit) for seed, run in mine.items()}
@@ -63,6 +63,13 @@ def further(
             if what in _ALONG:
                 found.budgets.append(extras.family(here, what, name, over))
     return found
+
+
+def _ends_in_a_checkpoint(run: Run) -> bool:
+    from agon_cli.checkpoint import newest
+
+    path, _ = newest(run.folder / "checkpoints")
+    return path is not None and int(path.name.removeprefix("step-").partition(".")[0]) == run.steps
 
 
 def _owed(cell: Cell, run: Run, lead: Measured) -> list[What]:

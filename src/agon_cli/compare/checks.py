@@ -35,9 +35,12 @@ class Asked:
     samples: int
 
 
-def refuse_settings(runs: Sequence[Run]) -> None:
-    """Raises UsageError that lists every key and run in which the runs differ and must not."""
+def refuse_settings(runs: Sequence[Run], intersect: bool = False) -> None:
+    """Raises UsageError that lists every key and run in which the runs differ and must not. Of runs to be trained that
+    is the size of the test split too, unless `intersect`: their problems are not known yet."""
     lines = []
+    if not intersect and (own := [run for run in runs if run.words is not None]):
+        lines += _unlike("split.test", [(run, run.recipe.split.test) for run in own])
     for key in SAME:
         lines += _unlike(key, [(run, _value(resolved(run.recipe), key)) for run in runs])
     if lines:

@@ -62,7 +62,7 @@ def compare(asked: Asked, emit: Emit, again: str) -> tuple[Path, Document]:
     runs = cells.found(sources.runs, plan)
     if not runs:
         raise UsageError("nothing to compare", "name a recipe, run folders or a comparison folder")
-    checks.refuse_settings(runs)
+    checks.refuse_settings(runs, asked.intersect)
     _check_gates(asked.gates, runs)
     out = _out(asked, sources, runs)
     runs = [replace(run, folder=out / run.shown) if run.words else _placed(run, out) for run in runs]

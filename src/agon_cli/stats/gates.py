@@ -43,7 +43,10 @@ def gate(text: str, arms: Mapping[str, Scores]) -> tuple[bool, str]:
         told = f"{condition.left} has {points(value)} % [{points(low)}, {points(found.high)}]"
         unit = " %"
     else:
-        pair = paired(arms[condition.left], arms[condition.right])
+        try:
+            pair = paired(arms[condition.left], arms[condition.right])
+        except UsageError:
+            return False, f"{condition.left} and {condition.right} share no problem under the same seed"
         value, low = pair.difference, pair.low
         bounds = f"[{points(low, sign=True)}, {points(pair.high, sign=True)}]"
         told = f"{condition.left} minus {condition.right} is {points(value, sign=True)} points {bounds}, {over(pair)}"
