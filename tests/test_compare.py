@@ -17,7 +17,7 @@ import pytest
 import agon_cli
 from agon_cli.compare import cells, folder, workers
 from agon_cli.console.trainings import progress_line
-from agon_cli.errors import UsageError
+from agon_cli.errors import ResourceError, UsageError
 from agon_cli.recipe import PRESETS
 from agon_cli.tiny import world
 from commands import agon
@@ -118,6 +118,10 @@ def test_faults_of_methods_are_told_all_at_once(capsys, here):
         (["tiny", "optim.lrr=1"], "did you mean"),
         (["tiny", "qwen3-0.6b-deepmath"], "several recipes"),
         (["no-such"], "no such recipe"),
+        (["x" * 5000], "no such recipe"),
+        (["~nobody-of-that-name/x"], "no such recipe"),
+        (["tiny", "prompts.plain=" + "x" * 5000], "prompts.plain"),
+        (["tiny", "--methods", "grpo,agon:split.test=9"], "agon-split.test-9/seed-0: split.test 9, in "),
         (["tiny", "--methods", "agon:bonus=much"], "bonus"),
         (["tiny", "--methods", "agon", "--gate", "agon>=grop"], "grop"),
         (["tiny", "--methods", "agon", "--gate", "agon"], "no gate"),
@@ -166,6 +170,15 @@ def test_the_same_run_twice_is_refused_and_the_same_folder_twice_is_not(here):
     assert len(cells.sort([str(run), str(run)]).runs) == 1
     with pytest.raises(UsageError, match="the same run as run"):
         cells.found([(run, "run"), (here / "copy", "copy")], [])
+
+
+def test_runs_with_long_or_like_names_have_cells_of_their_own(here):
+    rates = [f"optim.lr={rate}" for rate in ("1.234567890123456e-05", "1.234567890123456e-04")]
+    long = ["optim.weight_decay=0.1234567890123456", "optim.clip_norm=1.234567890123456", "optim.warmup=0.01"]
+    made = [made_up(here / str(n), "agon", 0, 0.5, *words) for n, words in enumerate([[], long, [*long, rates[0]]])]
+    made += [made_up(here / "more", "agon", 0, 0.5, *long, rates[1])]
+    runs = cells.found([(path, path.name) for path in made], [])
+    assert len({run.name for run in runs}) == len({method.name for run in runs for method in run.cell.methods}) == 4
 
 
 # --- what is written --------------------------------------------------------------------------------------------------
@@ -243,6 +256,39 @@ def test_a_comparison_folder_is_a_source_and_paths_are_told_within_it(capsys, he
     assert code == 0
     assert Path("comparisons/mine/comparison.json").exists()
     assert document["provenance"]["runs"] == {"coop/seed-0": "runs/coop/seed-0", "agon/seed-0": "runs/agon/seed-0"}
+
+
+def test_a_summary_that_nobody_read_is_not_shown(capsys, here):
+    unread = lambda row: row | {"read": False} if row["mode"] == "cascade" else row  # noqa: E731
+    runs = [made_up(here / "agon", "agon", 0, 0.5), made_up(here / "coop", "coop", 0, 0.5, change=unread),
+            made_up(here / "shuffled", "shuffled", 0, 0.5)]  # fmt: skip
+    _, document, _ = compared(capsys, *map(str, runs))
+    for sample in document["samples"]:
+        drafts = {name: stages["draft"]["summary"] for name, stages in sample["arms"].items()}
+        assert drafts == {"agon": "1 2", "coop": None, "shuffled": None}
+
+
+def test_budgets_are_compared_under_the_seeds_that_both_have(capsys, here):
+    for seed in (0, 1):
+        wordy = lambda row, seed=seed: row | {"tokens": 100 * 10**seed}  # noqa: E731
+        made_up(here / "runs" / f"agon-{seed}", "agon", seed, 0.5, change=wordy)
+    made_up(here / "runs" / "coop", "coop", 0, 0.5, change=lambda row: row | {"tokens": 100})
+    _, document, _ = compared(capsys, "runs")
+    (found,) = [c for c in document["contrasts"] if c["right"] == "coop"]
+    drafted = document["arms"][0]["seeds"][0]["tokens"]["draft"]
+    assert found["budget_ratio"] == pytest.approx(1.0, rel=0.2)
+    assert drafted < 100
+
+
+def test_an_arm_without_tokens_has_no_budget_to_compare(capsys, here):
+    silent = lambda row: row | {"tokens": 0}  # noqa: E731
+    words = [made_up(here / "grpo", "grpo", 0, 0.1, change=silent), made_up(here / "agon", "agon", 0, 0.9)]
+    assert agon(capsys, "compare", *map(str, words), "--no-extras", "--out", "out")[0] == 0
+    document = json.loads(Path("out/comparison.json").read_text())
+    assert [c["budget_ratio"] for c in document["contrasts"]] == [None]
+    assert document["contrasts"][0]["verdict"] in ("higher", "cannot tell")
+    assert any("no arm spends as many" in note for note in document["notes"])
+    assert agon(capsys, "report", "out")[0] == 0
 
 
 def test_samples_show_every_outcome_and_long_texts_are_cut(capsys, here):
@@ -419,6 +465,18 @@ def test_arms_without_a_common_seed_are_not_compared(capsys, here):
         ("evals.jsonl", '"read": true', '"read": "yes"', "'read' is no true or false"),
         ("evals.jsonl", '"verdict"', '"verdicts"', "evals.jsonl:1: no 'verdict' where one belongs"),
         ("evals.jsonl", '{"step"', 'x{"step"', "evals.jsonl:1: not JSON"),
+        ("evals.jsonl", '"extracted": "3"', '"extracted": 3', "evals.jsonl:1: 'extracted' is no text"),
+        ("evals.jsonl", '"verdict": "', '"verdict": "in', "evals.jsonl:1: no verdict is 'in"),
+        ("evals.jsonl", '"mode": "single"', '"mode": "double"', "evals.jsonl:1: no run has the mode 'double'"),
+        ("evals.jsonl", '"arm": "A>B"', '"arm": "A"', "'A' is no arm of mode cascade"),
+        ("evals.jsonl", '"arm": "B"', '"arm": "A"', "a second time sample 0 of problem"),
+        ("metrics.jsonl", '"step": 1', '"step": 2', "metrics.jsonl:2: step 2, where step 1 belongs"),
+        ("metrics.jsonl", '"players": {', '"players": [], "was": {', "metrics.jsonl:1: 'players' holds nothing"),
+        ("metrics.jsonl", '"length": 20.0', '"length": "20"', "metrics.jsonl:1: 'players' holds what is no figure"),
+        ("metrics.jsonl", '"revived": 0.05', '"revived": Infinity', "metrics.jsonl:1: 'players' holds what is no"),
+        ("metrics.jsonl", '"roles": {"draft": "A"', '"roles": {"draft": []', "metrics.jsonl:1: 'roles' names"),
+        ("metrics.jsonl", '"flags": []', '"flags": 3', "metrics.jsonl:1: 'flags' is no list"),
+        ("metrics.jsonl", '"peak_bytes": ', '"peak_bytes": -', "metrics.jsonl:1: 'peak_bytes' is no count"),
         ("metrics.jsonl", '"sampled": 160', '"sampled": "160"', "metrics.jsonl:1: 'sampled' is no count"),
         ("metrics.jsonl", '"seconds": {', '"seconds": [], "was": {', "metrics.jsonl:1: 'seconds' holds no times"),
         ("metrics.jsonl", '"draft": 0.5', '"draft": NaN', "metrics.jsonl:1: 'seconds' holds no times"),
@@ -436,11 +494,34 @@ def test_a_broken_run_is_refused_with_its_place(capsys, here, file, old, new, sa
     assert not Path("comparisons/coop-agon/comparison.json").exists()
 
 
+@pytest.mark.parametrize("checkpoint", [None, "step-000004", "step-000002"])
+def test_a_run_whose_last_checkpoint_is_gone_or_torn_is_compared_without_a_stage(capsys, here, checkpoint):
+    run = made_up(here / "run", "agon", 0, 0.5)
+    if checkpoint is not None:
+        (run / "checkpoints" / checkpoint).mkdir(parents=True)
+        (run / "checkpoints" / checkpoint / "COMPLETE").write_text("{}")
+    code, out, _ = agon(capsys, "compare", str(run), "--out", "out", "--json")
+    assert code == 0
+    said = "agon/seed-0: the last checkpoint is gone or torn, so shuffled, empty could not be measured."
+    assert said in json.loads(out.splitlines()[-1])["notes"]
+
+
+def test_an_evaluation_in_which_an_arm_lacks_answers_is_refused(capsys, here):
+    last = lambda row: row["step"] == 4 and row["split"] == "test"  # noqa: E731
+    made = made_up(here / "run", "agon", 0, 0.5)
+    rows = read_lines(made / "evals.jsonl")
+    assert last(json.loads(rows[-1]))
+    (made / "evals.jsonl").write_text("\n".join(rows[:-1]) + "\n")
+    code, document, err = compared(capsys, str(made))
+    assert (code, document) == (2, None)
+    assert f"evals.jsonl:{len(rows) - 1}: 'B>A' and 'A' did not answer the same problems at step 4 on 'test'" in err
+
+
 def test_a_run_that_has_not_finished_is_refused(capsys, here):
     run = made_up(here / "a", "agon", 0, 0.5, change=lambda row: row if row["step"] == 0 else None)
     code, _, err = compared(capsys, str(run))
     assert code == 2
-    assert "has not finished: its last evaluation on the test split is of step 0, of 4" in err
+    assert "has not finished its evaluations on the test split: its last one is of step 0 of 4" in err
 
 
 def test_a_full_disk_is_told_and_leaves_the_old_document(capsys, here, monkeypatch):
@@ -456,6 +537,19 @@ def test_a_full_disk_is_told_and_leaves_the_old_document(capsys, here, monkeypat
     assert code == 5
     assert "disk full" in err
     assert Path("out/comparison.json").read_bytes() == before
+    with pytest.raises(ResourceError, match="disk full: out/extras/a"):
+        folder.replace(Path("out/extras/a.jsonl"), ["{}"])
+    assert not list(Path("out").rglob("*.new")), "half a file takes room that is needed"
+
+
+def test_a_folder_that_cannot_be_locked_is_told(capsys, here, monkeypatch):
+    def unlockable(*_):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(folder.fcntl, "flock", unlockable)
+    code, _, err = compared(capsys, *trio(seeds=(0,)), "--out", "out")
+    assert code == 2
+    assert "out cannot be locked: No locks available" in err
 
 
 def test_a_comparison_folder_is_one_process_s_at_a_time(capsys, here):
@@ -475,6 +569,13 @@ def test_an_unmet_gate_writes_everything_and_exits_with_100(capsys, here):
     assert "gate not met: grpo>agon: " in err
     assert Path("out/page.html").exists()
     assert compared(capsys, *words, "--out", "out", "--gate", "agon>=grpo")[0] == 0
+
+
+def test_a_gate_between_arms_that_share_nothing_is_not_met(capsys, here):
+    words = [made_up(here / "a", "agon", 0, 0.5), made_up(here / "b", "coop", 1, 0.5)]
+    code, document, _ = compared(capsys, *map(str, words), "--gate", "agon>=coop")
+    assert code == 100
+    assert document["gates"][0]["why"] == "agon and coop share no problem under the same seed"
 
 
 def test_what_is_set_against_what_without_agon(capsys, here):

@@ -505,6 +505,18 @@ def test_a_one_pass_run_and_a_control_have_pages_too(run: Path) -> None:
     assert {stage["summary"] for stage in stages} == {None}, "another problem's summary was read, not this one"
 
 
+def test_of_two_players_that_answer_alone_the_page_is_about_the_one_that_dev_chose(run: Path) -> None:
+    from agon_cli.report.run import document as document_of
+
+    path = run / "evals.jsonl"
+    for best in "AB":
+        rows = [row for row in rows_of(run, "evals") if row["mode"] == "single"]
+        for row in rows:
+            row["verdict"] = "correct" if (row["player"] == best) == (row["split"] == "dev") else "wrong"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        assert document_of(run)["arms"][0]["name"] == best
+
+
 def test_a_run_that_goes_on_has_a_page(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "evals.jsonl").write_text(
         "".join(line for line in (run / "evals.jsonl").read_text().splitlines(keepends=True) if '"step":0,' in line)
@@ -524,10 +536,18 @@ def test_a_run_that_goes_on_has_a_page(run: Path, capsys: pytest.CaptureFixture[
         ("evals", lambda text: "", "evals.jsonl: no evaluation on the test split"),
         ("evals", lambda text: text[:-30], r"evals.jsonl:\d+: not JSON"),
         ("evals", lambda text: text.replace('"verdict":', '"verdikt":', 1), "evals.jsonl:1: no 'verdict'"),
-        ("evals", lambda text: text.replace('"tokens":', '"tokens":"x","t":'), "evals.jsonl: a row holds something"),
-        ("evals", lambda text: text.replace('"text":', '"text":7,"t":'), "evals.jsonl: a row holds something"),
+        ("evals", lambda text: text.replace('"tokens":', '"tokens":"x","t":'), "evals.jsonl:1: 'tokens' is no count"),
+        ("evals", lambda text: text.replace('"text":', '"text":7,"t":'), "evals.jsonl:1: 'text' is no text"),
+        ("evals", lambda text: text + text, r"evals.jsonl:\d+: the evaluation of step 0 on 'dev' a second time"),
         ("metrics", lambda text: text.replace('"players":', '"player":', 1), "metrics.jsonl:1: no 'players'"),
-        ("metrics", lambda text: text.replace('"sampled":', '"sampled":[],"s":'), "metrics.jsonl: a row holds"),
+        (
+            "metrics",
+            lambda text: text.replace('"sampled":', '"sampled":[],"s":'),
+            "metrics.jsonl:1: 'sampled' is no count",
+        ),
+        ("metrics", lambda text: text.replace('"step":0', '"step":null'), "metrics.jsonl:1: 'step' is no count"),
+        ("metrics", lambda text: text.replace('"reward":', '"reward":"x","r":'), "metrics.jsonl:1: 'players' holds"),
+        ("metrics", lambda text: text.replace('"flags":', '"flags":7,"f":'), "metrics.jsonl:1: 'flags' is no list"),
         ("metrics", lambda text: text + "[1]\n", r"metrics.jsonl:3: not a JSON object"),
     ],
 )
@@ -541,7 +561,7 @@ def test_torn_and_foreign_rows_are_refused(run: Path, log: str, change: Any, sai
     assert not (run / "report.html").exists()
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"argv": 3}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"argv": 3}', '{"hashes": []}', '{"versions": "1"}'])
 def test_a_broken_manifest_is_refused(run: Path, text: str, capsys: Any) -> None:
     (run / "manifest.json").write_text(text)
     code, _, err = agon(capsys, "report", str(run))
@@ -570,7 +590,10 @@ def test_the_command_draws_a_comparison_anew_and_names_what_is_no_run(drawn: str
     code, out, err = agon(capsys, "report", str(tmp_path / "nothing"))
     assert (code, out) == (Exit.USAGE, "")
     assert "is no run" in err
-    assert agon(capsys, "report", str(tmp_path), "--out", str(tmp_path / "a" / "b.html"))[0] == Exit.USAGE
+    (tmp_path / "file").touch()
+    for impossible in (tmp_path / "a" / "b.html", tmp_path / "file" / "b.html", "/", ".", "x" * 5000):
+        assert agon(capsys, "report", str(tmp_path), "--out", str(impossible))[0] == Exit.USAGE
+    assert agon(capsys, "report", "x" * 5000)[0] == Exit.USAGE
 
 
 def test_the_command_loads_no_torch(run: Path) -> None:
