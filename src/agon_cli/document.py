@@ -83,7 +83,7 @@ class Contrast(TypedDict):
     """Accuracy of left minus right, interval over items (one seed) or seeds and items together."""
     p: float
     p_holm: float
-    """Adjusted over all contrasts of the document."""
+    """Adjusted (Holm) over its family: the contrasts of the lead, which the claim rests on, or all others."""
     test: str
     """Which test `p` is from, in words."""
     discordant: list[int]

@@ -54,7 +54,8 @@ def build(
     measured += further.arms
     estimates = {arm.name: _estimate(arm) for arm in measured}
     compared, apart = contrasts(measured, lead)
-    limits = notes.notes(evidence, measured, lead, compared, left_out)
+    exchanges = _exchanges(found)
+    limits = notes.notes(evidence, measured, lead, compared, exchanges, left_out)
     shown, unshown = _samples(evidence, measured, lead, by_name)
     without = [] if asked.extras else ["Arms of equal tokens and placebos are left out (--no-extras)."]
     return {
@@ -68,7 +69,7 @@ def build(
         "contrasts": compared,
         "budgets": further.budgets,
         "curves": _curves(evidence, measured, by_name),
-        "exchanges": _exchanges(found),
+        "exchanges": exchanges,
         "costs": _costs(evidence, measured),
         "samples": shown,
         "gates": _gates(asked.gates, measured),
