@@ -73,7 +73,7 @@ def _list(file: BinaryIO, path: str) -> Iterator[Found]:
 def _json(text: bytes, where: str, hint: str) -> Any:
     try:
         return json.loads(
-            text.decode("utf-8"), parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_once
+            text.decode("utf-8"), parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=once
         )
     except UnicodeDecodeError as error:
         raise UsageError(f"{where}: not UTF-8 (byte {error.start})", "save the file as UTF-8") from error
@@ -91,7 +91,8 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object's keys and values. Raises ValueError where a key comes twice: one value would be lost."""
     cells = dict(pairs)
     if len(cells) < len(pairs):
         names = [name for name, _ in pairs]
