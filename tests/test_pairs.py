@@ -41,7 +41,8 @@ def test_three_players_meet_in_all_ordered_pairs():
 def test_players_on_different_bases_read_each_other_as_text():
     small = f"players.B.model={{id: '{SMOLLM2}', dtype: float32}}"
     pair = [small, "format.think=null", "rollout.max_prompt_tokens=128"]
-    assert main(["train", "tiny", *pair, "steps=2", *SMALL, "split.dev=2", "split.test=2", "--out", "cross"]) == 0
+    few = ["steps=2", *SMALL, "split.dev=2", "split.test=2", "rollout.max_tokens=24"]
+    assert main(["train", "tiny", *pair, *few, "--out", "cross"]) == 0
     found = rows("cross", "rollouts")
     assert Counter((row["player"], row["role"]) for row in found) == {
         ("A", "draft"): 6, ("B", "challenge"): 6, ("B", "draft"): 6, ("A", "challenge"): 6,

@@ -43,6 +43,14 @@ def qwen3(tmp_path):
     return tmp_path / "qwen3"
 
 
+@pytest.fixture
+def shallow(tmp_path):
+    """The same with four layers, so that many sizes can be tried."""
+    (tmp_path / "shallow").mkdir()
+    (tmp_path / "shallow" / "config.json").write_text(json.dumps(QWEN3 | {"num_hidden_layers": 4}))
+    return tmp_path / "shallow"
+
+
 def own_bytes(tensors):
     """Bytes of storages, each counted once."""
     found = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
@@ -148,12 +156,12 @@ def test_the_counter_sees_what_lives_and_what_is_gone():
     assert sum(living.alive.values()) == 0
 
 
-def test_checkpointing_saves_memory_and_nothing_else_changes(qwen3):
-    planner = Planner(load("qwen3-0.6b-deepmath", [f"model.id={qwen3}"]), on_gpu=True)
+def test_checkpointing_saves_memory_and_nothing_else_changes(shallow):
+    planner = Planner(load("qwen3-0.6b-deepmath", [f"model.id={shallow}"]), on_gpu=True)
     plain, again = (
         planner.memory(changed(planner.recipe, {"optim.checkpointing": wanted})).update for wanted in (False, True)
     )
-    assert again["activations"] < plain["activations"] / 5
+    assert again["activations"] < plain["activations"] / 2  # of four layers one is held whole
     assert {**plain, "activations": 0} == {**again, "activations": 0}
 
 
@@ -189,22 +197,14 @@ def test_tokens_work_and_disk_by_hand(qwen3):
     assert tokens(grpo, sizes(grpo), 1)["step"]["challenges"] == 0
 
 
-def test_two_devices_share_rows_and_not_weights(qwen3):
-    recipe = load("qwen3-0.6b-deepmath", [f"model.id={qwen3}"])
+def test_two_devices_share_rows_and_not_weights(shallow):
+    recipe = load("qwen3-0.6b-deepmath", [f"model.id={shallow}"])
     one, two = (Planner(recipe, on_gpu=True, gpus=count).memory(recipe) for count in (1, 2))
     assert two.sampling["base weights"] == one.sampling["base weights"]
     assert sizes(recipe, 2).problems == sizes(recipe).problems // 2
 
 
 # --- what to change -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def shallow(tmp_path):
-    """The same with four layers, so that many sizes can be tried."""
-    (tmp_path / "shallow").mkdir()
-    (tmp_path / "shallow" / "config.json").write_text(json.dumps(QWEN3 | {"num_hidden_layers": 4}))
-    return tmp_path / "shallow"
 
 
 @pytest.mark.parametrize("gib", [4.0, 2.0])
