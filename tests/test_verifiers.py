@@ -259,7 +259,7 @@ def grade_by_script(gold: str, answer: str) -> tuple[str, str]:
 
 def test_hanging_dying_and_greedy_answers_touch_no_other_and_leave_no_process():
     before = our_processes()
-    pool = verifiers.workers.Workers(grade_by_script, 1.0, ())
+    pool = verifiers.workers.Workers(grade_by_script, 0.25, ())
     jobs = [("a", "a"), ("a", "hang"), ("a", "die"), ("a", "b"), ("a", "raise"), ("a", "eat"), ("a", "a"), ("c", "c")]
     try:
         first = [status for status, _ in pool.grade(jobs)]
