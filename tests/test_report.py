@@ -517,17 +517,48 @@ def test_of_two_players_that_answer_alone_the_page_is_about_the_one_that_dev_cho
         assert document_of(run)["arms"][0]["name"] == best
 
 
-def test_a_run_that_goes_on_has_a_page(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (run / "evals.jsonl").write_text(
-        "".join(line for line in (run / "evals.jsonl").read_text().splitlines(keepends=True) if '"step":0,' in line)
-    )
+def test_the_page_of_an_unfinished_run_says_so_first_and_takes_no_figure_for_one_after_training(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evals = rows_of(run, "evals")
+    kept = [row for row in evals if row["step"] == 0 or (row["step"], row["split"]) == (1, "dev")]
+    (run / "evals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+    metrics = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text(metrics[0])
+
+    def right(arm: str) -> float:
+        rows = [row for row in kept if (row["arm"], row["step"], row["split"]) == (arm, 1, "dev")]
+        return sum(row["verdict"] == "correct" for row in rows) / len(rows)
+
     assert agon(capsys, "report", str(run))[0] == 0
-    text = Outline((run / "report.html").read_text()).text()
-    assert "has not finished: its last evaluation on the test split is of step 0 of 2" in text
-    assert "Before training" not in text
+    best = "B>A" if right("B>A") > right("A>B") else "A>B"
+    outline = Outline((run / "report.html").read_text())
+    verdict = [text for tag, text in outline.texts if tag == "p"]
+    told = f"Not finished: step 1 of 2; test figures are of step 0, and on dev {best} answers {100 * right(best):.1f} %"
+    assert verdict[0].startswith(told)
+    assert verdict[0].endswith("of 7 problems at step 1.")
+    assert verdict[1].endswith("of 9 test problems before training.")
+    text = outline.text()
+    assert "After training" not in text
+    assert "Before training, each alone" in text
+    (run / "evals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept if row["step"] == 0))
     (run / "metrics.jsonl").write_text("")
     assert agon(capsys, "report", str(run))[0] == 0
-    assert 'id="steps"' not in (run / "report.html").read_text()
+    text = (run / "report.html").read_text()
+    assert "<p>Not finished: step 0 of 2; test figures are of step 0.</p>" in text
+    assert 'id="steps"' not in text
+
+
+def test_a_run_that_trains_nothing_is_finished_and_untrained(run: Path) -> None:
+    from agon_cli.report.run import document as document_of
+
+    path = run / "evals.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows_of(run, "evals") if row["step"] == 0))
+    recipe = run / "recipe.resolved.json"
+    recipe.write_text(recipe.read_text().replace('"players": "all"', '"players": "base"'))
+    found = document_of(run)
+    assert re.search(r"of 9 test problems without training\.$", found["verdict"][0])
+    assert found["headings"]["method"] == "Without training"
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,8 @@ if TYPE_CHECKING:
     from jinja2 import Environment, Template
 
 KINDS = {
-    "comparison": {
-        "method": "Methods, as deployed", "part": "Parts of a pair", "equal_tokens": "The same tokens, spent otherwise",
-        "control": "Controls",
-    },
-    "run": {"method": "After training", "part": "After training, each alone", "control": "Before training"},
+    "method": "Methods, as deployed", "part": "Parts of a pair", "equal_tokens": "The same tokens, spent otherwise",
+    "control": "Controls",
 }  # fmt: skip
 OUTCOMES = {
     "fix": "draft wrong, answer right",
@@ -98,7 +95,7 @@ def _lengths(document: Document, arms: Sequence[Arm], strokes: Strokes) -> list[
 
 def grouped(document: Document) -> Iterable[tuple[str, list[Arm]]]:
     """The arms by kind, each under its heading; kinds without arms are left out."""
-    for kind, heading in KINDS[document["kind"]].items():
+    for kind, heading in cast("RunDocument", document).get("headings", KINDS).items():
         arms = [arm for arm in document["arms"] if arm["kind"] == kind]
         if arms:
             yield heading, arms
