@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import math
+import random
 import re
 import shutil
 import subprocess
@@ -24,11 +25,12 @@ from agon_cli.console.comparison import show_comparison
 from agon_cli.document import Document
 from agon_cli.errors import Exit, ResourceError, UsageError
 from agon_cli.report import stored, tables, wording
-from agon_cli.report.figures import Strokes, forest, smooth
+from agon_cli.report.figures import Strokes, forest, framed, smooth
 from agon_cli.report.labels import Labels
 from agon_cli.report.page import OUTCOMES, filters, page, strip
 from agon_cli.report.svg import canvas
 from commands import agon
+from compared import made_up
 from documents import HOSTILE, METHODS, document
 
 FILES = ["page.html", "table.csv", "table.md", "table.tex"]
@@ -300,20 +302,56 @@ def test_smooth_is_the_mean_of_the_last_ten() -> None:
 
 
 def test_labels_of_close_points_do_not_overlap() -> None:
-    with canvas(450, 340, (40, 40, 10, 10)) as (_, axes):
-        spots = [(0.50, 0.50), (0.52, 0.51), (0.51, 0.47), (0.1, 0.9), (0.95, 0.5)]
+    dice = random.Random(3)
+    arms = [f"grpo_two_pass {n}" for n in range(18)]
+    with canvas(450, 340, (42, 46, 16, 16)) as (_, axes):
+        spots = [(dice.uniform(0.4, 0.6), dice.uniform(0.3, 0.7)) for _ in arms]
         axes.set(xlim=(0, 1), ylim=(0, 1))
-        place = Labels(axes, spots, [])
-        for x, y in spots:
-            place(x, y, "a label", "#010101")
-        boxes = place._taken
-        overlapping = [
-            (a, b) for n, a in enumerate(boxes) for b in boxes[n + 1 :]
-            if min(a[2], b[2]) > max(a[0], b[0]) and min(a[3], b[3]) > max(a[1], b[1])
-        ]  # fmt: skip
-        assert [pair for pair in overlapping if pair[1] in boxes[len(spots) :]] == []
+        place = Labels(axes, spots, [[(0.1, 0.2), (0.9, 0.3)]])
+        for (x, y), name in zip(spots, arms, strict=True):
+            place(x, y, name, "#010101")
         frame = axes.bbox
-        assert all(box[2] <= frame.x1 + 8 for box in boxes)
+    boxes = place.placed
+    assert len(boxes) == len(arms)
+    points = [axes.transData.transform(spot) for spot in spots]
+    for n, a in enumerate(boxes):
+        assert not [
+            b for b in boxes[n + 1 :] if min(a[2], b[2]) > max(a[0], b[0]) and min(a[3], b[3]) > max(a[1], b[1])
+        ]
+        assert not [(x, y) for x, y in points if a[0] < x < a[2] and a[1] < y < a[3]]
+        assert frame.x0 <= a[0] < a[2] <= frame.x1 + 8
+
+
+def test_every_method_and_every_arm_of_equal_tokens_is_drawn_by_its_tokens() -> None:
+    """Also one of a family that is drawn as a line, and one without a family."""
+    found = document()
+    drawn = page(found)
+    panel = re.search(r'aria-label="Accuracy against generated tokens[^"]*".*?</svg>', drawn, re.DOTALL)
+    assert panel is not None
+    texts = Counter(re.findall(r">([^<>\n]+)</text>", panel[0]))
+    for arm in found["arms"]:
+        assert texts[arm["name"]] == (arm["kind"] in ("method", "equal_tokens")), arm["name"]
+    found["arms"] = [arm for arm in found["arms"] if arm["kind"] != "equal_tokens"]
+    assert ">grpo vote, k=4</text>" in page(found), "a line without such an arm has a name at its end"
+
+
+def test_a_wide_interval_runs_out_of_the_frame_and_a_narrow_one_does_not() -> None:
+    values = [20.0, 30.0, 50.0]
+    low, high = framed(values, [18.0, 22.0, 29.0, 31.0, 48.0, 53.0], 6.0)
+    assert low < 18.0
+    assert 53.0 < high < 60.0
+    low, high = framed(values, [-300.0, 400.0, 29.0, 31.0, 48.0, 53.0], 6.0)
+    assert 10.0 < low < 20.0
+    assert 50.0 < high < 60.0
+    assert framed([7.0], [7.0], 0.0) == pytest.approx((6.94, 7.06))
+    assert framed([], [], 3.0)[0] < framed([], [], 3.0)[1]
+
+
+def test_an_interval_beyond_the_forest_plot_ends_in_an_arrow() -> None:
+    contrasts = document()["contrasts"]
+    narrow = str(forest(contrasts, 340)).count("<use ")
+    contrasts[2]["difference"] |= {"low": -3.0, "high": 3.0}
+    assert str(forest(contrasts, 340)).count("<use ") == narrow + 2
 
 
 @pytest.mark.parametrize(
@@ -549,15 +587,11 @@ def test_the_page_of_an_unfinished_run_says_so_first_and_takes_no_figure_for_one
     assert 'id="steps"' not in text
 
 
-def test_a_run_that_trains_nothing_is_finished_and_untrained(run: Path) -> None:
+def test_a_run_that_trains_nothing_is_finished_and_untrained(tmp_path: Path) -> None:
     from agon_cli.report.run import document as document_of
 
-    path = run / "evals.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows_of(run, "evals") if row["step"] == 0))
-    recipe = run / "recipe.resolved.json"
-    recipe.write_text(recipe.read_text().replace('"players": "all"', '"players": "base"'))
-    found = document_of(run)
-    assert re.search(r"of 9 test problems without training\.$", found["verdict"][0])
+    found = document_of(made_up(tmp_path / "run", "moa", 0, 0.4))
+    assert re.search(r"of 20 test problems without training\.$", found["verdict"][0])
     assert found["headings"]["method"] == "Without training"
 
 

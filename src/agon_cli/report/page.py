@@ -90,7 +90,8 @@ def page(document: Document) -> str:
 def _lengths(document: Document, arms: Sequence[Arm], strokes: Strokes) -> list[Markup]:
     if len(arms) < 2:
         return []
-    return [figures.answer_length(arms, strokes), figures.generated(arms, document["budgets"], strokes)]
+    spent = [*arms, *(arm for arm in document["arms"] if arm["kind"] == "equal_tokens")]
+    return [figures.answer_length(arms, strokes), figures.generated(spent, document["budgets"], strokes)]
 
 
 def grouped(document: Document) -> Iterable[tuple[str, list[Arm]]]:
