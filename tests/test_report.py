@@ -27,7 +27,7 @@ from agon_cli.errors import Exit, ResourceError, UsageError
 from agon_cli.report import stored, tables, wording
 from agon_cli.report.figures import Strokes, forest, framed, smooth
 from agon_cli.report.labels import Labels
-from agon_cli.report.page import OUTCOMES, filters, page, strip
+from agon_cli.report.page import OUTCOMES, answering, filters, page, strip, trainings
 from agon_cli.report.svg import canvas
 from commands import agon
 from compared import made_up
@@ -268,6 +268,54 @@ def test_the_strip_takes_in_every_interval() -> None:
     assert all(low <= arm["accuracy"]["low"] <= arm["accuracy"]["high"] <= high for arm in arms)
     assert (low, high) == (0.1, 0.6)
     assert strip([]) == (0.0, 1.0)
+
+
+def test_every_training_is_one_row_and_names_its_arms() -> None:
+    found = document()
+    heads, rows = trainings(found["costs"])
+    trained = {arm["name"] for arm in found["arms"] if arm["trained"]}
+    named = [name for arms, _ in rows for name in arms]
+    assert len(named) == len(set(named))
+    assert set(named) == trained
+    assert [arms[0] for arms, _ in rows] == [*(name for name in METHODS if name in trained - {"grpo"}), "shuffled"]
+    assert ["grpo_two_pass", "grpo", "grpo vote@1.8", "grpo claim@2"] in [arms for arms, _ in rows]
+    assert rows[0][1][heads.index("time: draft")] == "1 min 01 s"
+    assert rows[0][1][heads.index("time in all")] == "4 min 03 s"
+
+
+def test_columns_without_a_figure_are_left_out_of_the_costs() -> None:
+    costs = document()["costs"]
+    assert answering(costs)[0] == ["draft", "prefill", "answer"]
+    costs[0]["inference"]["seconds"] = 0.25
+    assert answering(costs)[0] == ["draft", "prefill", "answer", "time"]
+    for cost in costs:
+        if cost["training"] is not None:
+            cost["training"] = {"drafted": 0.0, "prefilled": 1.0, "answered": 2.0}
+            cost["training_seconds"] = None
+    assert trainings(costs)[0] == ["prefilled", "answered"]
+    assert trainings([cost for cost in costs if cost["training"] is None]) == ([], [])
+
+
+def test_one_pass_has_no_draft_in_any_table() -> None:
+    found = document()
+    place = next(n for n, arm in enumerate(found["arms"]) if arm["name"] == "grpo")
+    for text in (tables.markdown(found), tables.latex(found).replace("--", "–").replace(" & ", " | ")):
+        row = next(line for line in text.splitlines() if re.match(r"(\| )?grpo \|", line))
+        assert "] | – | 5 | 34 | 34 |" in row
+    text = Outline(page(found)).text()
+    assert re.search(r"one player, one pass\s+36\.7\[33\.3, 40\.1\]\s+–\s+5\s+34\s+34\s", text)
+    assert answering(found["costs"])[1][place] == (["grpo"], ["–", "5", "34"])
+
+
+def test_the_page_of_a_run_speaks_of_its_directions(run: Path) -> None:
+    from agon_cli.report.run import document as document_of
+
+    found = document_of(run)
+    assert "same test problem as every direction answered it" in page(found)
+    for arm in found["arms"]:
+        arm["table"] = None
+    assert "same test problem as every player answered it" in page(found)
+    assert "same test problem as every method answered it" in page(document())
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------
@@ -690,6 +738,8 @@ def test_the_terminal_says_what_the_page_says(capsys: Any) -> None:
         row = next(line for line in lines if line.startswith(f"{contrast['left']} - {contrast['right']}  "))
         assert row.endswith(contrast["verdict"])
     (both_wrong, fixed), (broken, both_right) = found["arms"][0]["table"] or [[0, 0], [0, 0]]
+    assert any(re.match(r" +accuracy \[95%\] +tokens  generated  fix", line) for line in lines)
+    assert any(line.startswith("tokens: ") and line.endswith("generated: draft + answer") for line in lines)
     assert any(re.fullmatch(rf"draft right +{both_right} +{broken}  break 14%", line) for line in lines)
     assert any(re.match(rf"draft wrong +{fixed} +{both_wrong}  fix 30%", line) for line in lines)
     assert f"note: {found['notes'][0]}" in lines
