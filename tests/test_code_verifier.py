@@ -103,7 +103,8 @@ for folder in ("/", "/usr", "/usr/bin", "/etc", "/dev", "/dev/shm", "/tmp", "/ho
 print("files", got)""",
     "reads its surroundings": """import os
 secret = [name for name in os.environ if name not in ("PWD", "LC_CTYPE", "PYTHONHASHSEED")]
-print("secrets", secret, [f for f in ("/etc/passwd", "/proc/self", "/sys/kernel") if os.path.exists(f)])""",
+seen = [f for f in ("/etc/passwd", "/proc/1", "/proc/self/status", "/sys/kernel") if os.path.exists(f)]
+print("secrets", secret, seen)""",
     "signals everybody": """import os, signal
 got = 0
 for pid in [-1, *range(3, 400)]:

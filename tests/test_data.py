@@ -8,6 +8,7 @@ import json
 import os
 import random
 from collections import Counter
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -330,7 +331,7 @@ def test_code_contests_rows_become_problems_whose_tests_no_question_shows(tmp_pa
     content = [
         {
             "description": f"Double the number. Task {n}.",
-            "public_tests": {"input": ["7\n"], "output": ["14\n"]},
+            "public_tests": {"input": ["7\r\n"], "output": ["14\n"]},
             "private_tests": TESTS,
             "generated_tests": [{"input": "5", "output": "10"}],
             "cf_rating": 800 + 100 * n,
@@ -563,7 +564,8 @@ def test_a_file_that_is_not_there_is_unreachable_in_every_kind(tmp_path, kind):
         ("csv", b"question,question\nq,1\n", ":1", "two columns have the same name"),
         ("csv", b'question,answer\n"q"x,1\n', ":2", "not CSV"),
         ("csv", b"question,answer\n\xff,1\n", ":2", "not UTF-8"),
-        ("csv", b"question,answer\n" + b"q" * 200_000 + b",1\n", ":2", "not CSV: field larger"),
+        ("jsonl", b'{"question": "q", "answer": "1", "answer": "2"}', ":1", "the key 'answer' comes twice"),
+        ("json", b'[{"question": "q", "question": "p", "answer": "1"}]', "", "the key 'question' comes twice"),
         ("parquet", b"PAR1 not really", "", "not of type parquet"),
         ("saved", b"a file", "", ""),
     ],
@@ -575,6 +577,25 @@ def test_a_broken_file_is_refused_where_it_breaks(tmp_path, kind, content, where
     assert error.code in (2, 4)
     assert error.message.startswith(f"{path}{where}: ")
     assert said in error.message
+
+
+def test_a_parquet_file_that_is_broken_inside_is_refused_and_not_called_unreachable(tmp_path):
+    path = Path(in_every_format(tmp_path, rows(60))["parquet"])
+    content = bytearray(path.read_bytes())
+    content[60:90] = bytes(30)
+    path.write_bytes(content)
+    assert "not of type parquet" in fails({"type": "parquet", "path": str(path)}, UsageError).message
+
+
+def test_a_cell_of_csv_may_be_long_and_a_gold_in_parquet_a_decimal(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    content = [row | {"note": "n" * 200_000} for row in rows(9)]
+    assert data.load(recipe({"type": "csv", "path": in_every_format(tmp_path, content)["csv"]})).counts["rows"] == 9
+    columns = {"question": [row["question"] for row in rows(9)], "answer": [Decimal("1.50")] * 9}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "decimal.parquet")
+    assert data.load(recipe({"type": "parquet", "path": str(tmp_path / "decimal.parquet")})).train[0].gold == "1.50"
 
 
 def test_a_saved_folder_of_several_splits_asks_which_one(tmp_path):

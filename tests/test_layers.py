@@ -41,7 +41,6 @@ ROWS: dict[str, dict[str, set[str]]] = {
     },
     "3a": {
         "data": {"datasets", "pyarrow", "reasoning_gym"},
-        "questions": set(),
         "prompts": set(),
         "verifiers": {"pebble", "math_verify", "latex2sympy2_extended", "sympy", "reasoning_gym"},
         "models": {"torch", "transformers"},
@@ -50,7 +49,7 @@ ROWS: dict[str, dict[str, set[str]]] = {
         "runlog": set(),
         "launch": set(),
     },
-    "3b": {"policy": {"torch", "transformers", "peft", "bitsandbytes"}},
+    "3b": {"questions": set(), "policy": {"torch", "transformers", "peft", "bitsandbytes"}},
     "3c": {
         "engines": {"torch", "numpy", "transformers", "peft", "safetensors", "vllm"},
         "sharding": {"torch", "transformers"},

@@ -259,7 +259,7 @@ def grade_by_script(gold: str, answer: str) -> tuple[str, str]:
 
 def test_hanging_dying_and_greedy_answers_touch_no_other_and_leave_no_process():
     before = our_processes()
-    pool = verifiers.workers.Workers(grade_by_script, 1.0, ())
+    pool = verifiers.workers.Workers(grade_by_script, 0.25, ())
     jobs = [("a", "a"), ("a", "hang"), ("a", "die"), ("a", "b"), ("a", "raise"), ("a", "eat"), ("a", "a"), ("c", "c")]
     try:
         first = [status for status, _ in pool.grade(jobs)]
@@ -344,6 +344,7 @@ def test_the_program_is_the_last_closed_python_block_of_the_region():
         ("1 2\n3\n", "1 2 3", True), ("1", "1\n\n", True), ("1", "2", False), ("1 2", "1", False), ("1", "1 1", False),
         ("0.5", "0.5000000001", True), ("0.5", ".5", True), ("0.5", "0.51", False), ("5", "5.0", False),
         ("0.5", "nan", False), ("YES", "yes", False), ("", "", True), ("1.0", "1" * 101, False), ("a.b", "a.c", False),
+        ("10.0", "1_0.0", False),
     ],
 )  # fmt: skip
 def test_output_is_compared_token_by_token(expected, written, same):
@@ -395,6 +396,8 @@ thread.start(); thread.join()"""
         ("import os\nos.write(1, b'4')", "", "4"),
         (DEEP, "", "50000"),
         ("print('é')", "", "é"),
+        ("print(int(open('/dev/stdin').read()) + int(input()))", "2", "4"),
+        ("import os\nprint(os.path.basename(__file__))", "", "main.py"),
         ("open('scratch', 'w').write('4')\nprint(open('scratch').read())", "", "4"),
     ],
 )

@@ -175,6 +175,7 @@ def test_what_cannot_be_graded_ends_with_2(capsys, words, said):
     [
         ("{", "not JSON"),
         ("[1]", "not a JSON object"),
+        ('{"gold": "1", "answer": "1", "answer": "2"}', "the key 'answer' comes twice"),
         ('{"gold": "1"}', "`answer` must be there"),
         ('{"gold": true, "answer": "1"}', "`gold` must be there"),
         ('{"gold": " ", "answer": "1"}', "`gold` is empty"),

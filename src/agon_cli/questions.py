@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from agon_cli.data.files import once
 from agon_cli.errors import UsageError
 from agon_cli.types import Problem
 
@@ -84,7 +85,7 @@ def batch_problems(lines: Iterable[bytes], name: str) -> list[Problem]:
 def json_object(line: bytes, place: str, hint: str) -> dict[str, Any]:
     """The JSON object that a line holds. Raises UsageError that names the place where it holds none."""
     try:
-        row = json.loads(line)
+        row = json.loads(line, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{place}: not JSON: {error}", hint) from None
     if not isinstance(row, dict):

@@ -13,6 +13,9 @@ from agon_cli.data.sources import Row, chosen_columns, first_line, missing_extra
 from agon_cli.errors import AgonError, UnreachableError, UsageError
 from agon_cli.recipe.data import FileData
 
+LONGEST_CELL = 2**31 - 1
+"""Characters of a cell in CSV; Python's own limit, 128 KiB, is less than some solutions and unit tests have."""
+
 Found = Row | UsageError
 """A row, or why there is none where the reading can go on after it."""
 
@@ -69,7 +72,9 @@ def _list(file: BinaryIO, path: str) -> Iterator[Found]:
 
 def _json(text: bytes, where: str, hint: str) -> Any:
     try:
-        return json.loads(text.decode("utf-8"), parse_constant=_no_constant, parse_float=_finite)
+        return json.loads(
+            text.decode("utf-8"), parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=once
+        )
     except UnicodeDecodeError as error:
         raise UsageError(f"{where}: not UTF-8 (byte {error.start})", "save the file as UTF-8") from error
     except (ValueError, RecursionError) as error:
@@ -86,6 +91,15 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
 
 
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object's keys and values. Raises ValueError where a key comes twice: one value would be lost."""
+    cells = dict(pairs)
+    if len(cells) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} comes twice")
+    return cells
+
+
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
@@ -95,6 +109,7 @@ def _finite(text: str) -> float:
 
 def _table(file: BinaryIO, path: str) -> Iterator[Found]:
     """Comma-separated text whose first line names the columns. A row counts as standing where it ends."""
+    csv.field_size_limit(LONGEST_CELL)
     reader = csv.reader(_decoded(file, path), strict=True)
     names: list[str] | None = None
     try:
@@ -135,9 +150,9 @@ def _tabled(data: FileData, path: str, code: bool) -> Iterator[Row]:
         raise missing_extra(f"reading {path}") from error
     except AgonError:
         raise
-    except OSError as error:
-        raise _unreachable(path, first_line(error)) from error
     except Exception as error:  # the libraries have no common error for a broken file
+        if isinstance(error, OSError) and error.errno is not None:  # without one it is about what the file holds
+            raise _unreachable(path, first_line(error)) from error
         raise UsageError(
             f"{path}: not of type {data.type}: {first_line(error)}", "check data.type and the file"
         ) from error

@@ -9,6 +9,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 from agon_cli.data.sources import TEST_COLUMNS, Row, no_column
@@ -40,6 +41,8 @@ def _text(row: Row, column: str) -> str:
         if not math.isfinite(value):
             return ""
         return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+    if isinstance(value, Decimal):
+        return f"{value:f}" if value.is_finite() else ""
     if isinstance(value, int):
         return str(value)
     if not isinstance(value, str):
@@ -135,7 +138,7 @@ def _tests(row: Row, named: str) -> dict[str, list[str]]:
     for column in dict.fromkeys([*(name for name in TEST_COLUMNS if name in row.cells), named]):
         for given, expected in _pairs(row, column):
             if len(inputs) < MOST_TESTS and len(given) + len(expected) <= LONGEST_TEST and expected.strip():
-                inputs.append(given)
+                inputs.append(given.replace("\r\n", "\n"))  # or `input()` would end in a character nobody sees
                 outputs.append(expected)
     return {"inputs": inputs, "outputs": outputs}
 

@@ -21,15 +21,25 @@ _PAIRS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**")
 _BOXES = ("\\boxed{", "\\fbox{")
 _INVISIBLE = "\u200b\u2060\ufeff"
 """Spaces of no width: harmless around an answer, and nowhere else."""
-_CURRENCIES = ("$", "€", "£")
-_MINUS = str.maketrans({"−": "-", "–": "-", "\u00a0": " ", "\u202f": " "})
-_SEPARATORS = re.compile(r"(?<=[0-9])(?:\\[,;:! ]|\{,\}|\u00a0|\u202f)(?=[0-9])")
+_CURRENCIES = ("$", "€", "£", "¥", "₹")
+_SIGNS = str.maketrans(
+    dict.fromkeys("−–－﹣‑‒", "-") | dict.fromkeys("\u00a0\u2007\u2009\u202f", " ") | {"＋": "+", "⁄": "/"}
+)
+_SEPARATORS = re.compile(r"(?<=[0-9])(?:\\[,;:! ]|\{,\}|~|\u00a0|\u2007|\u2009|\u202f)(?=[0-9])")
+_SPACED = re.compile(r"[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]*)?")
+_FRACTION = re.compile("[\u00bc-\u00be\u2150-\u215e]")
+_RAISED, _LOWERED = re.compile("[⁺⁻]?[⁰¹²³⁴-⁹]+"), re.compile("[₀-₉]+")
+_SHORT_FRACTION = re.compile(r"\\[dtc]?frac\s*([0-9])\s*([0-9])(?![0-9])")
 _LATEX_SPACES = re.compile(r"\\[,;:! ]")
 _INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
-_DECIMAL = re.compile(rf"({_INTEGER}?(?:\.[0-9]*)?)(?:(?:[eE]|\s*\\times\s*10\s*\^\s*)\{{?([+-]?[0-9]{{1,3}})\}}?)?")
-_LATEX_MIXED = re.compile(rf"({_INTEGER})\s*\\[dt]?frac\s*\{{\s*([0-9]+)\s*\}}\s*\{{\s*([0-9]+)\s*\}}")
+_DECIMAL = re.compile(
+    rf"({_INTEGER}?(?:\.[0-9]*)?)(?:(?:[eE]|\s*(?:\\times|\\cdot|[×·*xX])\s*10\s*(?:\^|\*\*)\s*)"
+    r"\{?([+-]?[0-9]{1,3})\}?)?"
+)
+_REPEATING = re.compile(rf"({_INTEGER}?)\.([0-9]*)\\(?:overline|bar|dot)\s*\{{([0-9]+)\}}")
+_LATEX_MIXED = re.compile(rf"({_INTEGER})\s*\\[dtc]?frac\s*\{{\s*([0-9]+)\s*\}}\s*\{{\s*([0-9]+)\s*\}}")
 _RATIO = re.compile(rf"({_INTEGER})\s*/\s*({_INTEGER})")
-_LATEX_RATIO = re.compile(rf"\\[dt]?frac\s*\{{\s*(-?{_INTEGER})\s*\}}\s*\{{\s*({_INTEGER})\s*\}}")
+_LATEX_RATIO = re.compile(rf"\\[dtc]?frac\s*\{{\s*(-?{_INTEGER})\s*\}}\s*\{{\s*({_INTEGER})\s*\}}")
 _MIXED = re.compile(rf"({_INTEGER})\s+([0-9]+)\s*/\s*([0-9]+)")
 
 
@@ -76,6 +86,19 @@ def in_ascii_digits(text: str) -> str:
     return "".join(str(unicodedata.decimal(character)) if character.isdecimal() else character for character in text)
 
 
+def in_ascii_signs(text: str) -> str:
+    """The text with minus signs, fractions and small digits that Unicode has characters for as LaTeX writes them."""
+    if text.isascii():
+        return text
+    text = _FRACTION.sub(lambda found: "\\frac{" + "}{".join(_plain(found).split("⁄")) + "}", text)
+    text = _RAISED.sub(lambda found: f"^{{{_plain(found)}}}", text)
+    return _LOWERED.sub(lambda found: f"_{{{_plain(found)}}}", text).translate(_SIGNS)
+
+
+def _plain(found: re.Match[str]) -> str:
+    return unicodedata.normalize("NFKC", found[0]).replace("−", "-")
+
+
 def fold(text: str) -> str:
     """What `exact` compares: no surrounding marks, white space folded, letters without case."""
     return " ".join(bare(text).split()).casefold()
@@ -100,11 +123,13 @@ def number(text: str) -> Number | None:
     if len(text) > LONGEST_NUMBER:
         return None
     text = _SEPARATORS.sub(",", in_ascii_digits(bare(text)))  # `1\,000` is a thousand, `1\,5` is nothing
-    text = _LATEX_SPACES.sub("", text.translate(_MINUS)).strip()
+    text = _LATEX_SPACES.sub("", in_ascii_signs(text)).strip()
     sign, text = _signed(text)
-    text = text.removeprefix("\\") if text[:2] == "\\$" else text
+    text = text[2:] if text[:3] == "US$" else text[1:] if text[:2] == "\\$" else text
     currency = text[:1] if text[:1] in _CURRENCIES else ""
     text = text.removeprefix(currency).strip()
+    if not currency and text[-1:] in _CURRENCIES:
+        currency, text = text[-1], text[:-1].removesuffix("\\").strip()
     if sign == 1 and text != "" and text[0] == "-":
         sign, text = _signed(text)
     percent = text.endswith("%")
@@ -125,6 +150,9 @@ def _int(digits: str) -> int:
 
 
 def _unsigned(text: str) -> Fraction | None:
+    text = _SHORT_FRACTION.sub(r"\\frac{\1}{\2}", text)
+    if _SPACED.fullmatch(text):
+        text = text.replace(" ", ",")
     match = _RATIO.fullmatch(text) or _LATEX_RATIO.fullmatch(text)
     if match:
         below = _int(match[2])
@@ -133,6 +161,9 @@ def _unsigned(text: str) -> Fraction | None:
     if match:
         whole, above, below = (_int(group) for group in match.groups())
         return whole + Fraction(above, below) if above < below else None
+    match = _REPEATING.fullmatch(text)
+    if match:
+        return _repeating(match[1].replace(",", "") or "0", match[2], match[3])
     match = _DECIMAL.fullmatch(text)
     if match is None or not any(character.isdigit() for character in match[1]):
         return None
@@ -141,6 +172,11 @@ def _unsigned(text: str) -> Fraction | None:
         return None
     before, _, after = match[1].replace(",", "").partition(".")
     return Fraction(int(before + after), 10 ** len(after)) * Fraction(10) ** exponent
+
+
+def _repeating(whole: str, once: str, period: str) -> Fraction:
+    """The value of `whole.once` with `period` after it for ever."""
+    return Fraction(int(whole + once + period) - int(whole + once), (10 ** len(period) - 1) * 10 ** len(once))
 
 
 def same_number(a: Number, b: Number) -> bool:

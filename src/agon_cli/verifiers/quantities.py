@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 
 from agon_cli.verifiers import ring
-from agon_cli.verifiers.exact import number, same_number
+from agon_cli.verifiers.exact import Number, number, same_number
 from agon_cli.verifiers.ring import Unreadable
-from agon_cli.verifiers.spelling import spelled
+from agon_cli.verifiers.spelling import WRAPPED, spelled
 from agon_cli.verifiers.units import Unit, money, split_unit
 from agon_cli.verifiers.values import Value, equal, value
 
 _DEGREES = (("degrees", 1),)
 _HALF_TURN = 180
+_BASED = re.compile(r"0*([0-9A-F]*[0-9][0-9A-F]*)\s*_\s*(?:\{\s*([0-9]{1,2})\s*\}|([0-9]{1,2}))")
+"""A numeral with its base below it."""
 
 
 @lru_cache(maxsize=8192)
@@ -37,8 +40,12 @@ def same_quantity(*, gold: str, answer: str) -> bool | None:
     """Whether the answer is the gold's amount; None where either is not read exactly.
 
     A unit that only one side wrote is what the other left out. Two units must measure the same; a length in metres may
-    equal one in centimetres, as amounts. Degrees also equal the radians they make.
+    equal one in centimetres, as amounts. Degrees also equal the radians they make. Two numerals with a base below them
+    are the same when digits and base are.
     """
+    numerals = [_BASED.fullmatch(spelled(WRAPPED.sub(r"\1", text))) for text in (gold, answer)]
+    if numerals[0] and numerals[1]:
+        return numerals[0].groups("")[0] == numerals[1].groups("")[0] and _base(numerals[0]) == _base(numerals[1])
     gold_unit, answer_unit = _split(gold)[1], _split(answer)[1]
     gold_core, answer_core = without_units(gold=gold, answer=answer)
     wanted, read = value(gold_core), value(answer_core)
@@ -57,11 +64,23 @@ def same_quantity(*, gold: str, answer: str) -> bool | None:
     return equal(gold=_scaled(wanted, ring.number(gold_unit.size)), answer=_scaled(read, ring.number(answer_unit.size)))
 
 
+def _base(numeral: re.Match[str]) -> int:
+    return int(numeral[2] or numeral[3])
+
+
 def _same(gold: str, answer: str, wanted: Value | None, read: Value | None) -> bool | None:
     numbers = number(gold), number(answer)
     if numbers[0] and numbers[1]:
         return same_number(numbers[0], numbers[1])
-    return equal(gold=wanted, answer=read) if wanted and read else None
+    same = equal(gold=wanted, answer=read) if wanted and read else None
+    if same is not True and any(numbers):  # `1e5` is read as a product with e, or not at all
+        wanted, read = _of(numbers[0]) or wanted, _of(numbers[1]) or read
+        return (equal(gold=wanted, answer=read) if wanted and read else None) or same
+    return same
+
+
+def _of(plain: Number | None) -> Value | None:
+    return None if plain is None or plain.percent else Value("one", (ring.number(plain.value),), ("",))
 
 
 def _same_angle(degrees: Value, radians: Value) -> bool | None:

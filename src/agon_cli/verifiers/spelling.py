@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from agon_cli.verifiers.exact import bare, in_ascii_digits
+from agon_cli.verifiers.exact import bare, in_ascii_digits, in_ascii_signs
 
 LONGEST = 1000
 """Characters of an answer; longer ones are unreadable."""
@@ -13,21 +13,26 @@ LONGEST = 1000
 WRAPPED = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|operatorname|mbox)\s*\{([^{}]*)\}")
 _SPACING = re.compile(r"\\[,;:! ]|\\(?:left|right|displaystyle|quad|qquad)(?![A-Za-z])|~")
 _LOOSE = re.compile(r"(?<![0-9.,]) | (?![0-9.,])")
+_NAMES = "ln|log|sin|cos|tan|sinh|cosh|tanh|arcsin|arccos|arctan"
+"""Functions that are also written without a backslash; `sec` may be seconds."""
+_ROOT = re.compile(r"(?:√|(?<![\\A-Za-z])sqrt)\s*\(")
 _SPELLINGS = tuple(
     (re.compile(pattern), latex)
     for pattern, latex in (
         (r"\\?\$", " "),
-        (r"[−–]", "-"),
+        (r"^\s*=(?![=<>])", ""),
+        (r"\+\s*/\s*-", r"\\pm "),
         (r"\*\*", "^"),
-        (r"²", "^{2}"),
-        (r"³", "^{3}"),
-        (r"½", r"\\frac{1}{2}"),
-        (r"¼", r"\\frac{1}{4}"),
-        (r"¾", r"\\frac{3}{4}"),
+        (r"(?<=[0-9])\s*[xX]\s*(?=10\s*\^)", r"\\times "),
+        (r"\\(?:operatorname|mathrm|text)\s*\{\s*(" + _NAMES + r")\s*\}", r"\\\1 "),
+        (r"(?<![\\A-Za-z])(" + _NAMES + r")(?![A-Za-z])", r"\\\1 "),
         (r"°|\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z])", r"^{\\circ}"),
         (r"√\s*(\d+|[A-Za-z])", r"\\sqrt{\1}"),
-        (r"√\s*\(([^()]*)\)", r"\\sqrt{\1}"),
-        (r"(?<![\\A-Za-z])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+        (r"(?<![\\A-Za-z])sqrt\s*(\d+)", r"\\sqrt{\1}"),
+        (r"℃|(?:\^\{\\circ\}|(?<![A-Za-z])degrees?)\s*C(?:elsius)?(?![A-Za-z])", r"^{\\circ}C"),
+        (r"℉|(?:\^\{\\circ\}|(?<![A-Za-z])degrees?)\s*F(?:ahrenheit)?(?![A-Za-z])", r"^{\\circ}F"),
+        (r"\\langle(?![A-Za-z])", "("),
+        (r"\\rangle(?![A-Za-z])", ")"),
         (r"π|(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi "),
         (r"∞|(?<![\\A-Za-z])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty "),
         (r"×", r"\\times "),
@@ -41,6 +46,11 @@ _SPELLINGS = tuple(
         (r"∈", r"\\in "),
         (r"∅|\\varnothing(?![A-Za-z])", r"\\emptyset "),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        # The angle of a function is no amount of degrees that could be left out.
+        (
+            r"(\\(?:sin|cos|tan|cot|sec|csc)\s*(?:\^\s*\{?\d\}?\s*)?)(\(?)\s*(\d+(?:\.\d+)?)\s*\^\{\\circ\}(?![CF])",
+            r"\1\2(\3\\pi/180)",
+        ),
     )
 )
 
@@ -58,10 +68,23 @@ def hidden(text: str) -> bool:
 
 def spelled(text: str) -> str:
     """The text in LaTeX: signs, roots and names that were written in plain characters become commands."""
-    text = in_ascii_digits(bare(text))
+    text = _rooted(in_ascii_signs(in_ascii_digits(bare(text))))
     for pattern, latex in _SPELLINGS:
         text = pattern.sub(latex, text)
     return text.strip().removesuffix(".").strip()
+
+
+def _rooted(text: str) -> str:
+    """The text with roots of a bracket, as programs write them, as LaTeX's; the last ones first, since they may stand
+    inside others."""
+    for found in reversed(list(_ROOT.finditer(text))):
+        depth = 1
+        for index in range(found.end(), len(text)):
+            depth += (text[index] == "(") - (text[index] == ")")
+            if depth == 0:
+                text = text[: found.start()] + "\\sqrt{" + text[found.end() : index] + "}" + text[index + 1 :]
+                break
+    return text
 
 
 def normal(text: str) -> str:

@@ -22,13 +22,25 @@ _TABLE = {
         "week weeks:604800"
     ),
     "calendar": "month months:1/12 year years:1",
-    "volume": "ml mL milliliter milliliters:1/1000 L l liter liters litre litres:1",
+    "volume": "ml mL milliliter milliliters:1/1000000 L l liter liters litre litres:1/1000",
     "degrees": "degree degrees deg ^{\\circ}:1",
     "radians": "rad radian radians:1",
+    "celsius": "^{\\circ}C celsius:1",
+    "fahrenheit": "^{\\circ}F fahrenheit:1",
+    "force": "N newton newtons:1 kN:1000",
+    "energy": "J joule joules:1 kJ:1000",
+    "power": "W watt watts:1 kW:1000",
+    "frequency": "Hz hertz:1 kHz:1000",
+    "voltage": "V volt volts:1",
+    "substance": "mol mole moles:1",
     "dollars": "cent cents:1/100 dollar dollars USD:1",
     "euros": "euro euros EUR:1",
     "pounds": "pound pounds:1",
+    "yen": "yen JPY:1",
+    "rupees": "rupee rupees INR:1",
 }
+_MADE_OF = {"volume": ("length", 3)}
+"""Dimensions that are powers of another; their sizes are in that one's base."""
 
 
 def _known() -> dict[str, tuple[str, Fraction]]:
@@ -46,7 +58,7 @@ def _known() -> dict[str, tuple[str, Fraction]]:
 
 _KNOWN = _known()
 _POWERS = {"square ": 2, "sq ": 2, "sq. ": 2, "cubic ": 3}
-_NAME = r"(?:[A-Za-z]+|\^\{\\circ\})"
+_NAME = r"(?:[A-Za-z]+|\^\{\\circ\}(?:\s*[CF](?![A-Za-z]))?)"
 _ONE = rf"(?:(?:square|sq\.?|cubic)\s+)?{_NAME}(?:\s*\^\s*\{{?\s*[23]\s*\}}?)?"
 _UNIT = rf"{_ONE}(?:\s*(?:/|\bper\b)\s*{_ONE})?"
 _TAIL = re.compile(rf"(?<![\\A-Za-z{{^_])(?P<gap>\s*)(?P<unit>{_UNIT})$")
@@ -97,14 +109,17 @@ def _unit(name: str) -> tuple[tuple[tuple[str, int], ...], Fraction] | None:
             part = part.removeprefix(word)
         if raised := _RAISED.search(part):
             part, power = part[: raised.start()], int(raised[1])
+        part = part.replace(" ", "")
         if part not in _KNOWN:
             return None
         dimension, of = _KNOWN[part]
-        powers[dimension] = powers.get(dimension, 0) + sign * power
+        dimension, times = _MADE_OF.get(dimension, (dimension, 1))
+        powers[dimension] = powers.get(dimension, 0) + sign * power * times
         size *= of ** (sign * power)
     return tuple(sorted(powers.items())), size
 
 
 def money(sign: str) -> Unit:
     """The unit that a currency sign stands for."""
-    return Unit((({"$": "dollars", "€": "euros", "£": "pounds"}[sign], 1),), Fraction(1), surely=True)
+    names = {"$": "dollars", "€": "euros", "£": "pounds", "¥": "yen", "₹": "rupees"}
+    return Unit(((names[sign], 1),), Fraction(1), surely=True)

@@ -12,8 +12,10 @@ from functools import lru_cache
 from typing import Literal
 
 from agon_cli.verifiers import functions
+from agon_cli.verifiers.exact import number
 from agon_cli.verifiers.reader import Reader
 from agon_cli.verifiers.ring import Formula, Unreadable
+from agon_cli.verifiers.ring import number as constant
 
 LONGEST = 300
 """Characters of a text that is read here."""
@@ -28,6 +30,10 @@ _NAMED = re.compile(r"([A-Za-z](?:_(?:[0-9A-Za-z]|\{[0-9A-Za-z]{1,8}\}))?)\s*(?:
 _THOUSANDS = re.compile(r"(?<![0-9])[0-9]{1,3},[0-9]{3}(?![0-9])")
 
 _RELATION = re.compile(r"=|<|>|\\leq?(?![A-Za-z])|\\geq?(?![A-Za-z])")
+
+_RAY = re.compile(r"([A-Za-z])\s*(<|>|\\leq?(?![A-Za-z])|\\geq?(?![A-Za-z]))([^<>=]+)")
+_OR = re.compile(r",?\s*(?:\\text\s*\{\s*or\s*\}|(?<![\\A-Za-z])or(?![A-Za-z]))")
+_TURNED = re.compile(r"([^=<>]*[^=<>A-Za-z\s][^=<>]*)=\s*([A-Za-z])\s*")
 
 Kind = Literal["one", "list", "set", "tuple", "matrix", "union", "relation"]
 Part = Formula | str
@@ -58,8 +64,9 @@ def value(text: str) -> Value | None:
 
 
 def _value(text: str) -> Value:
-    if matrix := _MATRIX.fullmatch(text):
-        return _matrix(matrix[2])
+    if framed := _matrix(text) or _rays(text):
+        return framed
+    text = _outward(text)
     if (named := _NAMED.fullmatch(text)) and "=" not in text:
         text = named[2].strip()
     if "\\cup" in text:
@@ -86,6 +93,38 @@ def _value(text: str) -> Value:
     return Value("one", (formula,), (name,))
 
 
+def _rows(text: str) -> list[str]:
+    """The rows of a matrix as programs write it. Raises Unreadable for rows with brackets in them."""
+    rows = split(text[1:-1])
+    if not all(re.fullmatch(r"\[[^\[\](){}]*\]", row) for row in rows):
+        raise Unreadable("rows that are none")
+    return rows
+
+
+def _rays(text: str) -> Value | None:
+    """Several inequalities of one letter, joined by `or`, as a union of intervals."""
+    found = [_RAY.fullmatch(piece.strip()) for piece in _OR.split(text)]
+    rays = [ray for ray in found if ray is not None]
+    if len(rays) < 2 or len(rays) < len(found) or len({ray[1] for ray in rays}) > 1:
+        return None
+    texts = []
+    for ray in rays:
+        closed = ray[2] not in "<>"
+        if ray[2] in ("<", "\\le", "\\leq"):
+            texts.append(rf"(-\infty,{ray[3]}" + ("]" if closed else ")"))
+        else:
+            texts.append(("[" if closed else "(") + rf"{ray[3]},\infty)")
+    return _union(sorted(texts, key=lambda interval: not interval.startswith("(-")))
+
+
+def _outward(text: str) -> str:
+    """`]0,1[` as `(0,1)`, and `5=x` as `x=5`."""
+    if re.fullmatch(r"\][^\[\]]+[\[\]]|\[[^\[\]]+\[", text):
+        return {"]": "(", "[": "["}[text[0]] + text[1:-1] + {"[": ")", "]": "]"}[text[-1]]
+    turned = _TURNED.fullmatch(text)
+    return f"{turned[2]}={turned[1]}" if turned and turned[2] not in _COMMAND.sub("", turned[1]) else text
+
+
 def _relation(text: str) -> Value:
     signs = _RELATION.findall(text)
     left, right = (Reader(side).formula() for side in _RELATION.split(text, maxsplit=1))
@@ -95,7 +134,14 @@ def _relation(text: str) -> Value:
     return Value("relation", (difference,), marks={"=": "=", "<": "<", ">": "<"}.get(signs[0], "<="))
 
 
-def _matrix(body: str) -> Value:
+def _matrix(text: str) -> Value | None:
+    """A matrix in LaTeX, or as programs write it; None for anything else."""
+    if set_in_latex := _MATRIX.fullmatch(text):
+        body = set_in_latex[2]
+    elif text.startswith("[[") and text.endswith("]]"):
+        body = r"\\".join(row[1:-1].replace(",", "&") for row in _rows(text))
+    else:
+        return None
     rows = [row.split("&") for row in re.split(r"\\\\", body.strip().removesuffix("\\\\"))]
     if len({len(row) for row in rows}) != 1:
         raise Unreadable("rows of several lengths")
@@ -145,7 +191,12 @@ def _parts(texts: Sequence[str]) -> tuple[Part, ...]:
 def _part(text: str) -> Part:
     text = text.strip()
     infinite = re.fullmatch(r"([+-]?)\s*\\infty", text)
-    return f"{infinite[1] or '+'}oo" if infinite else Reader(text).formula()
+    if infinite:
+        return f"{infinite[1] or '+'}oo"
+    plain = number(text)  # `2\frac{1}{3}` is no product; `2e-1` may be one
+    if plain is not None and not plain.percent and not plain.currency and "e" not in text.lower():
+        return constant(plain.value)
+    return Reader(text).formula()
 
 
 def split(text: str) -> list[str]:
@@ -168,6 +219,10 @@ def equal(*, gold: Value, answer: Value) -> bool | None:
     try:
         if kinds <= {"list", "set"}:
             return _unordered(gold, answer)
+        if kinds == {"set", "tuple"}:
+            return False
+        if kinds == {"matrix", "tuple"}:
+            return _same_vector(gold, answer)
         if len(kinds) > 1:
             return _one_of_several(gold, answer)
         if gold.kind == "relation":
@@ -192,6 +247,14 @@ def _same_relation(gold: Value, answer: Value) -> bool | None:
     if gold.marks == answer.marks and factor is not None and (factor > 0 or gold.marks == "="):
         return True
     return False if a.is_linear and b.is_linear and a.letters == b.letters else None
+
+
+def _same_vector(gold: Value, answer: Value) -> bool | None:
+    """A matrix of one row or column against a tuple in round brackets."""
+    matrix, other = (gold, answer) if gold.kind == "matrix" else (answer, gold)
+    if "1" not in matrix.marks.split("x") or other.marks != "()":
+        return None
+    return _in_order(Value("tuple", matrix.parts, marks="()"), other)
 
 
 def _one_of_several(gold: Value, answer: Value) -> bool | None:

@@ -21,8 +21,9 @@ Outcome = tuple[Status, str]
 
 MEMORY = 512 * 2**20
 """Bytes of address space a worker may take beyond what its imports took."""
-WALL_FACTOR = 4.0
-"""The clock on the wall may run so many times as long as the CPU time of an answer: that only ends what sleeps."""
+WALL_FACTOR = 20.0
+"""The clock on the wall may run so many times as long as the CPU time of an answer. That is to end only what sleeps:
+the clock also runs while an answer waits for a processor, and at four times, a very busy machine changed verdicts."""
 TASKS_PER_WORKER = 5000
 """A worker is replaced after this many answers, so that the libraries' caches do not add up."""
 MOST_RETRIES = 16
