@@ -69,7 +69,7 @@ def document(kind: str = "comparison") -> Document:
                     _family("moa proposers", 38.3, 0.214, 3)],
         "curves": [_curve(name, seed, dice) for name in METHODS if name not in ("zero_shot", "moa") for seed in SEEDS],
         "exchanges": [_exchange(name) for name in ("agon", "coop", "margin", "self_refine")],
-        "costs": [_cost(arm) for arm in arms[:11]],
+        "costs": [_cost(arm) for arm in arms],
         "samples": _samples(),
         "gates": [{"text": "agon>=grpo", "met": True, "why": "49.9 against 36.7, an interval above zero"},
                   {"text": "agon>coop", "met": False, "why": "the interval [−6.4, +1.0] holds zero"}],
@@ -146,7 +146,8 @@ def _exchange(method: str) -> Exchange:
 
 
 def _cost(arm: Arm) -> Cost:
-    training: dict[str, float] = {"drafted": 8.1e5, "prefilled": 4.5e5, "answered": 7.2e5, "peak_bytes": 6.78e8}
+    place = [*METHODS, "shuffled"].index({"grpo_two_pass": "grpo"}.get(arm["method"], arm["method"]))
+    training: dict[str, float] = {"drafted": 8.1e5, "prefilled": 4.5e5, "answered": 7.2e5 + place, "peak_bytes": 6.78e8}
     seconds = {"draft": 61.2, "challenge": 70.9, "verify": 9.4, "update": 101.3}
     spent = arm["tokens"]
     return {"arm": arm["name"], "training": training if arm["trained"] else None,

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from agon_cli import cli
-from agon_cli.compare import extras, spending
-from agon_cli.compare.arms import Evaluated, collect, document, gather
+from agon_cli.compare import contrasts, extras, spending
+from agon_cli.compare.arms import Evaluated, Measured, OneSeed, Tally, collect, document, gather
 from agon_cli.compare.costs import cost, training
 from agon_cli.compare.exchange import exchange
 from agon_cli.compare.extras import Extra
@@ -798,3 +798,23 @@ def test_a_run_that_is_not_what_it_was_is_refused(runs, tmp_path):
         (run / "manifest.json").write_text(text)
         with pytest.raises(UsageError, match=r"manifest\.json cannot be read"):
             extras.rows(run, tmp_path / "x.jsonl", [Extra("empty")], silent)
+
+
+def verdict_of(*names: str) -> str:
+    lead = Measured("agon", "", "method", "agon", "cascade", True, {0: OneSeed("A>B", Tally())})
+    found: Any = [
+        {"left": "agon", "right": name, "verdict": word, "sentence": name}
+        for name, word in zip(names, ["better", "cannot tell"] * len(names), strict=False)
+    ]
+    return contrasts.verdict(lead, {"value": 1.0, "low": 0.0, "high": 1.0}, found)[0]
+
+
+def test_the_verdict_names_five_arms_and_of_more_the_methods() -> None:
+    five = verdict_of("moa", "grpo", "coop", "coop shuffled", "grpo claim")
+    assert five.endswith(": better than moa, coop and grpo claim; not told apart from grpo and coop shuffled.")
+    many = verdict_of("moa", "grpo", "grpo vote@2", "agon shuffled", "moa proposers@2", "agon empty")
+    assert many.endswith(
+        ": better than moa and 2 further arms; not told apart from grpo and 2 further arms (see the table)."
+    )
+    others = verdict_of("grpo vote@2", "grpo", "moa proposers@2", "coop", "zero_shot vote@3", "moa", "grpo claim")
+    assert ": better than 4 arms; not told apart from grpo, coop and moa (see the table)." in others

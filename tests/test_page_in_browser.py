@@ -78,6 +78,41 @@ def test_nothing_runs_asks_or_overflows(opened: Any, written: Path) -> None:
     assert opened.title() == document()["title"]
 
 
+@pytest.mark.parametrize("opened", [(390, "light")], indirect=True)
+def test_a_phone_shows_every_habit_and_every_cost_without_scrolling(opened: Any) -> None:
+    for cells in ("#exchange tbody td", "#costs tbody td", "#arms .stack tbody td"):
+        ends = opened.locator(cells).evaluate_all("all => all.map(one => one.getBoundingClientRect().right)")
+        assert len(ends) > 20
+        assert max(ends) <= 390
+
+
+def test_labels_of_the_pictures_do_not_overlap_as_they_are_drawn(opened: Any) -> None:
+    """In the fonts of a browser, whose widths the page can only estimate."""
+    for panel in opened.locator("#lengths svg").all():
+        boxes = panel.locator("text").evaluate_all(
+            "all => all.map(one => one.getBoundingClientRect()).map(b => [b.left, b.top + 3, b.right, b.bottom - 3])"
+        )
+        assert len(boxes) > 11
+        for n, a in enumerate(boxes):
+            assert not [
+                b for b in boxes[n + 1 :] if min(a[2], b[2]) > max(a[0], b[0]) and min(a[3], b[3]) > max(a[1], b[1])
+            ]
+
+
+def test_what_is_read_from_an_answer_is_as_large_as_the_words_around_it(opened: Any) -> None:
+    size = "one => getComputedStyle(one).fontSize"
+    code = opened.locator(".stage h4 code").first
+    assert code.evaluate(size) == opened.locator(".stage h4").first.evaluate(size)
+
+
+def test_values_of_the_provenance_stand_in_one_column(opened: Any) -> None:
+    lefts = opened.locator("#provenance dl dl dd").evaluate_all(
+        "all => all.map(one => one.getBoundingClientRect().left)"
+    )
+    assert len(lefts) > 5
+    assert len(set(lefts)) == 1
+
+
 def test_what_a_model_wrote_is_shown_to_the_letter(opened: Any) -> None:
     shown = opened.locator(".sample pre.text").all_text_contents()
     hostile = next(text for text in shown if "<script>" in text)

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import math
+import random
 import re
 import shutil
 import subprocess
@@ -24,11 +25,12 @@ from agon_cli.console.comparison import show_comparison
 from agon_cli.document import Document
 from agon_cli.errors import Exit, ResourceError, UsageError
 from agon_cli.report import stored, tables, wording
-from agon_cli.report.figures import Strokes, forest, smooth
+from agon_cli.report.figures import Strokes, forest, framed, smooth
 from agon_cli.report.labels import Labels
-from agon_cli.report.page import OUTCOMES, filters, page, strip
+from agon_cli.report.page import OUTCOMES, answering, filters, page, strip, trainings
 from agon_cli.report.svg import canvas
 from commands import agon
+from compared import made_up
 from documents import HOSTILE, METHODS, document
 
 FILES = ["page.html", "table.csv", "table.md", "table.tex"]
@@ -268,6 +270,54 @@ def test_the_strip_takes_in_every_interval() -> None:
     assert strip([]) == (0.0, 1.0)
 
 
+def test_every_training_is_one_row_and_names_its_arms() -> None:
+    found = document()
+    heads, rows = trainings(found["costs"])
+    trained = {arm["name"] for arm in found["arms"] if arm["trained"]}
+    named = [name for arms, _ in rows for name in arms]
+    assert len(named) == len(set(named))
+    assert set(named) == trained
+    assert [arms[0] for arms, _ in rows] == [*(name for name in METHODS if name in trained - {"grpo"}), "shuffled"]
+    assert ["grpo_two_pass", "grpo", "grpo vote@1.8", "grpo claim@2"] in [arms for arms, _ in rows]
+    assert rows[0][1][heads.index("time: draft")] == "1 min 01 s"
+    assert rows[0][1][heads.index("time in all")] == "4 min 03 s"
+
+
+def test_columns_without_a_figure_are_left_out_of_the_costs() -> None:
+    costs = document()["costs"]
+    assert answering(costs)[0] == ["draft", "prefill", "answer"]
+    costs[0]["inference"]["seconds"] = 0.25
+    assert answering(costs)[0] == ["draft", "prefill", "answer", "time"]
+    for cost in costs:
+        if cost["training"] is not None:
+            cost["training"] = {"drafted": 0.0, "prefilled": 1.0, "answered": 2.0}
+            cost["training_seconds"] = None
+    assert trainings(costs)[0] == ["prefilled", "answered"]
+    assert trainings([cost for cost in costs if cost["training"] is None]) == ([], [])
+
+
+def test_one_pass_has_no_draft_in_any_table() -> None:
+    found = document()
+    place = next(n for n, arm in enumerate(found["arms"]) if arm["name"] == "grpo")
+    for text in (tables.markdown(found), tables.latex(found).replace("--", "–").replace(" & ", " | ")):
+        row = next(line for line in text.splitlines() if re.match(r"(\| )?grpo \|", line))
+        assert "] | – | 5 | 34 | 34 |" in row
+    text = Outline(page(found)).text()
+    assert re.search(r"one player, one pass\s+36\.7\[33\.3, 40\.1\]\s+–\s+5\s+34\s+34\s", text)
+    assert answering(found["costs"])[1][place] == (["grpo"], ["–", "5", "34"])
+
+
+def test_the_page_of_a_run_speaks_of_its_directions(run: Path) -> None:
+    from agon_cli.report.run import document as document_of
+
+    found = document_of(run)
+    assert "same test problem as every direction answered it" in page(found)
+    for arm in found["arms"]:
+        arm["table"] = None
+    assert "same test problem as every player answered it" in page(found)
+    assert "same test problem as every method answered it" in page(document())
+
+
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 
@@ -300,20 +350,56 @@ def test_smooth_is_the_mean_of_the_last_ten() -> None:
 
 
 def test_labels_of_close_points_do_not_overlap() -> None:
-    with canvas(450, 340, (40, 40, 10, 10)) as (_, axes):
-        spots = [(0.50, 0.50), (0.52, 0.51), (0.51, 0.47), (0.1, 0.9), (0.95, 0.5)]
+    dice = random.Random(3)
+    arms = [f"grpo_two_pass {n}" for n in range(18)]
+    with canvas(450, 340, (42, 46, 16, 16)) as (_, axes):
+        spots = [(dice.uniform(0.4, 0.6), dice.uniform(0.3, 0.7)) for _ in arms]
         axes.set(xlim=(0, 1), ylim=(0, 1))
-        place = Labels(axes, spots, [])
-        for x, y in spots:
-            place(x, y, "a label", "#010101")
-        boxes = place._taken
-        overlapping = [
-            (a, b) for n, a in enumerate(boxes) for b in boxes[n + 1 :]
-            if min(a[2], b[2]) > max(a[0], b[0]) and min(a[3], b[3]) > max(a[1], b[1])
-        ]  # fmt: skip
-        assert [pair for pair in overlapping if pair[1] in boxes[len(spots) :]] == []
+        place = Labels(axes, spots, [[(0.1, 0.2), (0.9, 0.3)]])
+        for (x, y), name in zip(spots, arms, strict=True):
+            place(x, y, name, "#010101")
         frame = axes.bbox
-        assert all(box[2] <= frame.x1 + 8 for box in boxes)
+    boxes = place.placed
+    assert len(boxes) == len(arms)
+    points = [axes.transData.transform(spot) for spot in spots]
+    for n, a in enumerate(boxes):
+        assert not [
+            b for b in boxes[n + 1 :] if min(a[2], b[2]) > max(a[0], b[0]) and min(a[3], b[3]) > max(a[1], b[1])
+        ]
+        assert not [(x, y) for x, y in points if a[0] < x < a[2] and a[1] < y < a[3]]
+        assert frame.x0 <= a[0] < a[2] <= frame.x1 + 8
+
+
+def test_every_method_and_every_arm_of_equal_tokens_is_drawn_by_its_tokens() -> None:
+    """Also one of a family that is drawn as a line, and one without a family."""
+    found = document()
+    drawn = page(found)
+    panel = re.search(r'aria-label="Accuracy against generated tokens[^"]*".*?</svg>', drawn, re.DOTALL)
+    assert panel is not None
+    texts = Counter(re.findall(r">([^<>\n]+)</text>", panel[0]))
+    for arm in found["arms"]:
+        assert texts[arm["name"]] == (arm["kind"] in ("method", "equal_tokens")), arm["name"]
+    found["arms"] = [arm for arm in found["arms"] if arm["kind"] != "equal_tokens"]
+    assert ">grpo vote, k=4</text>" in page(found), "a line without such an arm has a name at its end"
+
+
+def test_a_wide_interval_runs_out_of_the_frame_and_a_narrow_one_does_not() -> None:
+    values = [20.0, 30.0, 50.0]
+    low, high = framed(values, [18.0, 22.0, 29.0, 31.0, 48.0, 53.0], 6.0)
+    assert low < 18.0
+    assert 53.0 < high < 60.0
+    low, high = framed(values, [-300.0, 400.0, 29.0, 31.0, 48.0, 53.0], 6.0)
+    assert 10.0 < low < 20.0
+    assert 50.0 < high < 60.0
+    assert framed([7.0], [7.0], 0.0) == pytest.approx((6.94, 7.06))
+    assert framed([], [], 3.0)[0] < framed([], [], 3.0)[1]
+
+
+def test_an_interval_beyond_the_forest_plot_ends_in_an_arrow() -> None:
+    contrasts = document()["contrasts"]
+    narrow = str(forest(contrasts, 340)).count("<use ")
+    contrasts[2]["difference"] |= {"low": -3.0, "high": 3.0}
+    assert str(forest(contrasts, 340)).count("<use ") == narrow + 2
 
 
 @pytest.mark.parametrize(
@@ -522,17 +608,44 @@ def test_of_two_players_that_answer_alone_the_page_is_about_the_one_that_dev_cho
         assert document_of(run)["arms"][0]["name"] == best
 
 
-def test_a_run_that_goes_on_has_a_page(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (run / "evals.jsonl").write_text(
-        "".join(line for line in (run / "evals.jsonl").read_text().splitlines(keepends=True) if '"step":0,' in line)
-    )
+def test_the_page_of_an_unfinished_run_says_so_first_and_takes_no_figure_for_one_after_training(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evals = rows_of(run, "evals")
+    kept = [row for row in evals if row["step"] == 0 or (row["step"], row["split"]) == (1, "dev")]
+    (run / "evals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+    metrics = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text(metrics[0])
+
+    def right(arm: str) -> float:
+        rows = [row for row in kept if (row["arm"], row["step"], row["split"]) == (arm, 1, "dev")]
+        return sum(row["verdict"] == "correct" for row in rows) / len(rows)
+
     assert agon(capsys, "report", str(run))[0] == 0
-    text = Outline((run / "report.html").read_text()).text()
-    assert "has not finished: its last evaluation on the test split is of step 0 of 2" in text
-    assert "Before training" not in text
+    best = "B>A" if right("B>A") > right("A>B") else "A>B"
+    outline = Outline((run / "report.html").read_text())
+    verdict = [text for tag, text in outline.texts if tag == "p"]
+    told = f"Not finished: step 1 of 2; test figures are of step 0, and on dev {best} answers {100 * right(best):.1f} %"
+    assert verdict[0].startswith(told)
+    assert verdict[0].endswith("of 7 problems at step 1.")
+    assert verdict[1].endswith("of 9 test problems before training.")
+    text = outline.text()
+    assert "After training" not in text
+    assert "Before training, each alone" in text
+    (run / "evals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept if row["step"] == 0))
     (run / "metrics.jsonl").write_text("")
     assert agon(capsys, "report", str(run))[0] == 0
-    assert 'id="steps"' not in (run / "report.html").read_text()
+    text = (run / "report.html").read_text()
+    assert "<p>Not finished: step 0 of 2; test figures are of step 0.</p>" in text
+    assert 'id="steps"' not in text
+
+
+def test_a_run_that_trains_nothing_is_finished_and_untrained(tmp_path: Path) -> None:
+    from agon_cli.report.run import document as document_of
+
+    found = document_of(made_up(tmp_path / "run", "moa", 0, 0.4))
+    assert re.search(r"of 20 test problems without training\.$", found["verdict"][0])
+    assert found["headings"]["method"] == "Without training"
 
 
 @pytest.mark.parametrize(
@@ -630,6 +743,8 @@ def test_the_terminal_says_what_the_page_says(capsys: Any) -> None:
         row = next(line for line in lines if line.startswith(f"{contrast['left']} - {contrast['right']}  "))
         assert row.endswith(contrast["verdict"])
     (both_wrong, fixed), (broken, both_right) = found["arms"][0]["table"] or [[0, 0], [0, 0]]
+    assert any(re.match(r" +accuracy \[95%\] +tokens  generated  fix", line) for line in lines)
+    assert any(line.startswith("tokens: ") and line.endswith("generated: draft + answer") for line in lines)
     assert any(re.fullmatch(rf"draft right +{both_right} +{broken}  break 14%", line) for line in lines)
     assert any(re.match(rf"draft wrong +{fixed} +{both_wrong}  fix 30%", line) for line in lines)
     assert f"note: {found['notes'][0]}" in lines

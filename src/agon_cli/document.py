@@ -252,3 +252,5 @@ class RunDocument(Document):
     """A document of kind `run`, which alone has traces."""
 
     traces: list[Trace]
+    headings: dict[str, str]
+    """What its arms stand under, by their kind: a run may not be finished, or train nothing."""

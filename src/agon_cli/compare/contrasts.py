@@ -15,6 +15,8 @@ BASELINES = ("grpo", "zero_shot")
 """What every method is set against."""
 SPELT_OUT = ("grpo", "coop")
 """Contrasts of the lead that the verdict spells out beside those at equal tokens; without either, the first ones."""
+MOST_NAMED = 5
+"""Arms that the verdict's first sentence names; of more it names the methods, and counts the rest."""
 _BY_DEPLOY = {"vote": ("zero_shot", "grpo"), "proposers": ("moa",)}
 
 
@@ -141,11 +143,21 @@ def verdict(lead: Measured, accuracy: Estimate, found: Sequence[Contrast]) -> li
     main = f"{lead.name} answers {figures} of {items:,} test problems right, over {seeds}, "
     main += f"for {lead.tokens['generated']:.0f} tokens a problem"
     groups = [(said, [c["right"] for c in mine if c["verdict"] == word]) for word, said in _SAID.items()]
-    parts = [f"{said} {_listed(names)}" for said, names in groups if names]
+    many = sum(len(names) for _, names in groups) > MOST_NAMED
+    parts = [f"{said} {_listed(_shortened(names) if many else names)}" for said, names in groups if names]
+    parts[-1:] = [f"{part} (see the table)" if many else part for part in parts[-1:]]
     sentences = [main + (": " + "; ".join(parts) if parts else "") + "."]
     spelt = [c for name in SPELT_OUT for c in mine if c["right"] == name]
     spelt += [c for c in mine if "@" in c["right"]]
     return sentences + [c["sentence"] for c in spelt or mine[:3]]
+
+
+def _shortened(names: Sequence[str]) -> list[str]:
+    """The methods by name, other arms (whose names have a blank) by their number; a single one is named too."""
+    methods = [name for name in names if " " not in name]
+    others = [name for name in names if " " in name]
+    further = "further " if methods else ""
+    return methods + (others if len(others) < 2 else [f"{len(others)} {further}arms"])
 
 
 def _listed(names: Sequence[str]) -> str:

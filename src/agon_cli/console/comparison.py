@@ -11,7 +11,7 @@ from agon_cli.console.text import clean, number, one_line, percent
 from agon_cli.document import Arm, Contrast, Document
 
 _KINDS = {"method": "", "part": "parts", "equal_tokens": "equal tokens", "control": "controls"}
-_NAME, _CONTRAST = 25, 31
+_NAME, _CONTRAST = 21, 31
 """Widths of the first columns, so that everything fits 80 columns."""
 
 
@@ -47,7 +47,7 @@ def _main(document: Document) -> Arm | None:
 
 def _arms(console: Console, document: Document) -> None:
     table = new_table("test pass@1, percent")
-    for name in ("", "accuracy [95%]", "tokens", "made", "fix", "break", "copy"):
+    for name in ("", "accuracy [95%]", "tokens", "generated", "fix", "break", "copy"):
         table.add_column(name, justify="right" if name else "left", no_wrap=bool(name))
     main = _main(document)
     for kind, heading in _KINDS.items():
@@ -57,7 +57,7 @@ def _arms(console: Console, document: Document) -> None:
         for arm in arms:
             table.add_row(*map(escape, _arm_cells(arm)), style="bold" if arm is main else "")
     print_table(console, table)
-    _say(console, "tokens: draft + prefill + answer, means per problem; made: draft + answer")
+    _say(console, "tokens: draft + prefill + answer, means per problem; generated: draft + answer")
     _say(console, "")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
@@ -70,6 +70,9 @@ def forest(contrasts: Sequence[Contrast], width: int) -> Markup:
             sure = contrast["verdict"] != "cannot tell"
             colour = ACCENT if sure else SOFT
             axes.plot([low, high], [place, place], color=colour, linewidth=2.2 if sure else 1.6)
+            for end, marker in zip(axes.get_xlim(), "<>", strict=True):  # an interval that goes on beyond the frame
+                if not axes.get_xlim()[0] <= (low if marker == "<" else high) <= axes.get_xlim()[1]:
+                    axes.plot([end], [place], marker=marker, markersize=7, color=colour, clip_on=False)
             face = colour if sure else "none"
             axes.plot([value], [place], marker="o", markersize=7, color=colour, markerfacecolor=face, linestyle="none")
             lift = place - 0.36 if narrow else place
@@ -82,10 +85,11 @@ def forest(contrasts: Sequence[Contrast], width: int) -> Markup:
 
 
 def _forest_axes(axes: Axes, contrasts: Sequence[Contrast]) -> None:
-    ends = [_points(contrast["difference"][end]) for contrast in contrasts for end in ("low", "high")]
-    low, high = min(0.0, *ends), max(0.0, *ends)
-    room = 0.06 * (high - low or 1.0)
-    axes.set_xlim(low - room, high + room)
+    found = [contrast["difference"] for contrast in contrasts]
+    values = [0.0, *(_points(one["value"]) for one in found)]
+    reaches = [[abs(_points(one[end]) - _points(one["value"])) for end in ("low", "high")] for one in found]
+    room = max(0.6 * (max(values) - min(values)), 1.5 * median(map(max, reaches)))
+    axes.set_xlim(framed(values, [_points(one[end]) for one in found for end in ("low", "high")], room))
     axes.set_ylim(len(contrasts) - 0.4, -0.7)
     axes.set_yticks([])
     axes.grid(True, axis="x")
@@ -163,11 +167,12 @@ def answer_length(arms: Sequence[Arm], strokes: Strokes) -> Markup:
 
 
 def generated(arms: Sequence[Arm], budgets: Sequence[Budget], strokes: Strokes) -> Markup:
-    """All generated tokens against accuracy: deployed arms as points, families that spend more and more as lines."""
-    drawn = {point["tokens"] for family in budgets for point in family["points"] if len(family["points"]) == 1}
+    """All generated tokens against accuracy: arms as points, families that spend more and more as lines. A family that
+    is one point, which is an arm's, is drawn as that arm."""
     spots = [(arm["tokens"]["generated"], arm) for arm in arms if known(arm["accuracy"]["value"])]
-    spots = [(tokens, arm) for tokens, arm in spots if tokens not in drawn or not budgets]
-    return _scatter(spots, budgets, strokes, "generated", "generated tokens, mean per problem")
+    tokens = {spent for spent, _ in spots}
+    lines = [one for one in budgets if len(one["points"]) > 1 or any(p["tokens"] not in tokens for p in one["points"])]
+    return _scatter(spots, lines, strokes, "generated", "generated tokens, mean per problem")
 
 
 def _scatter(
@@ -180,13 +185,16 @@ def _scatter(
             stroke, accuracy = strokes[arm["method"]], arm["accuracy"]
             low, value, high = (_points(accuracy[end]) for end in ("low", "value", "high"))
             axes.plot([tokens, tokens], [low, high], color=stroke.colour, linewidth=1, alpha=0.5)
-            axes.plot([tokens], [value], color=stroke.colour, marker=stroke.marker, markersize=7, linestyle="none")
-            labels.append((tokens, value, arm["name"], INK))
+            face = "none" if arm["kind"] == "equal_tokens" else stroke.colour
+            axes.plot([tokens], [value], color=stroke.colour, marker=stroke.marker, markersize=7, linestyle="none",
+                      markerfacecolor=face)  # fmt: skip
+            labels.append((tokens, value, arm["name"], stroke.colour))
+        named = {arm["name"].partition("@")[0] for _, arm in spots}
         for family in budgets:
-            told.append(_family(axes, family, strokes, labels))
+            told.append(_family(axes, family, strokes, labels, family["name"] not in named))
         _finish(axes, words)
-        axes.margins(x=0.14, y=0.1)
-        axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())  # where the labels go depends on them: they stay
+        axes.margins(x=0.14)
+        axes.set(xlim=axes.get_xlim(), ylim=_heights(spots, budgets))  # the labels' places depend on them: they stay
         lines = [[(point["tokens"], 100 * point["accuracy"]) for point in family["points"]] for family in budgets]
         place = Labels(axes, [label[:2] for label in labels], lines)
         for x, y, text, colour in labels:
@@ -194,16 +202,37 @@ def _scatter(
         return inline(figure, name, f"Accuracy against {words}. {'; '.join(told)}")
 
 
-def _family(axes: Axes, family: Budget, strokes: Strokes, labels: list[tuple[float, float, str, str]]) -> str:
-    """Draw one family as a line through its points; what it says, for the description."""
+def _heights(spots: Sequence[tuple[float, Arm]], budgets: Sequence[Budget]) -> tuple[float, float]:
+    """Ends of the vertical axis: around every point and the intervals near them; a wide interval runs out of them."""
+    found = [arm["accuracy"] for _, arm in spots]
+    points = [point for family in budgets for point in family["points"]]
+    values = [_points(one["value"]) for one in found] + [100 * point["accuracy"] for point in points]
+    ends = [_points(one[end]) for one in found for end in ("low", "high")]
+    span = max(values, default=100.0) - min(values, default=0.0)
+    return framed(values, ends, max(0.15 * span, 3.0))
+
+
+def framed(values: Sequence[float], ends: Sequence[float], room: float) -> tuple[float, float]:
+    """Ends of an axis that takes in all values, and of the intervals around them what is not further off than `room`,
+    with a little to spare."""
+    low, high = min(values, default=0.0), max(values, default=100.0)
+    low, high = max(low - room, min(low, *ends, low)), min(high + room, max(high, *ends, high))
+    spare = 0.06 * (high - low or 1.0)
+    return low - spare, high + spare
+
+
+def _family(
+    axes: Axes, family: Budget, strokes: Strokes, labels: list[tuple[float, float, str, str]], named: bool
+) -> str:
+    """Draw one family as a line through its points, `named` at its end; what it says, for the description."""
     path = [(point["tokens"], 100 * point["accuracy"], point["k"]) for point in family["points"]]
     stroke = strokes[family["name"].split(" ")[0]]
     alone = len(path) == 1
     axes.plot([x for x, _, _ in path], [y for _, y, _ in path], color=stroke.colour, linestyle=DASHES[1],
               linewidth=1.3, marker=stroke.marker, markersize=7 if alone else 4)  # fmt: skip
-    if path:
+    if path and named:
         x, y, k = path[-1]
-        labels.append((x, y, family["name"] if alone else f"{family['name']}, k={k:g}", INK))
+        labels.append((x, y, family["name"] if alone else f"{family['name']}, k={k:g}", stroke.colour))
     told = ", ".join(f"{y:.1f} % at {x:.0f} tokens" for x, y, _ in path)
     return f"{family['name']}: {told}"
 

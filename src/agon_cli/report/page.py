@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from markupsafe import Markup
 
-from agon_cli.document import Arm, Document, Exchange, Moment, RunDocument, Sample
+from agon_cli.document import Arm, Cost, Document, Exchange, Moment, RunDocument, Sample
 from agon_cli.report import figures, wording
 from agon_cli.report.figures import Strokes
 from agon_cli.report.svg import VARIABLES
@@ -19,11 +19,8 @@ if TYPE_CHECKING:
     from jinja2 import Environment, Template
 
 KINDS = {
-    "comparison": {
-        "method": "Methods, as deployed", "part": "Parts of a pair", "equal_tokens": "The same tokens, spent otherwise",
-        "control": "Controls",
-    },
-    "run": {"method": "After training", "part": "After training, each alone", "control": "Before training"},
+    "method": "Methods, as deployed", "part": "Parts of a pair", "equal_tokens": "The same tokens, spent otherwise",
+    "control": "Controls",
 }  # fmt: skip
 OUTCOMES = {
     "fix": "draft wrong, answer right",
@@ -85,7 +82,8 @@ def page(document: Document) -> str:
         panels=panels, panel_keys=legend(streams, list(streams.given)),
         exchanged=list(exchanged(document["exchanges"])),
         moments=MOMENTS, outcomes=OUTCOMES, samples=samples(document["samples"]),
-        filters=filters(document["samples"], main), phases=_phases(document),
+        filters=filters(document["samples"], main),
+        trainings=trainings(document["costs"]), answering=answering(document["costs"]),
         recipe=json.dumps(document["recipe"], indent=2, ensure_ascii=False), swatch=lambda name: swatch(strokes[name]),
     )  # fmt: skip
 
@@ -93,12 +91,13 @@ def page(document: Document) -> str:
 def _lengths(document: Document, arms: Sequence[Arm], strokes: Strokes) -> list[Markup]:
     if len(arms) < 2:
         return []
-    return [figures.answer_length(arms, strokes), figures.generated(arms, document["budgets"], strokes)]
+    spent = [*arms, *(arm for arm in document["arms"] if arm["kind"] == "equal_tokens")]
+    return [figures.answer_length(arms, strokes), figures.generated(spent, document["budgets"], strokes)]
 
 
 def grouped(document: Document) -> Iterable[tuple[str, list[Arm]]]:
     """The arms by kind, each under its heading; kinds without arms are left out."""
-    for kind, heading in KINDS[document["kind"]].items():
+    for kind, heading in cast("RunDocument", document).get("headings", KINDS).items():
         arms = [arm for arm in document["arms"] if arm["kind"] == kind]
         if arms:
             yield heading, arms
@@ -171,10 +170,46 @@ def filters(found: Sequence[Sample], main: str) -> dict[str, Any]:
     return {"methods": methods, "chosen": first, "rules": Markup("\n".join(rules)), "counts": counts}
 
 
-def _phases(document: Document) -> list[str]:
-    """Every phase of training that some arm spent time in, in the order in which they come."""
-    found = {phase for cost in document["costs"] for phase in cost["training_seconds"] or {}}
-    return [phase for phase in PHASES if phase in found] + sorted(found - set(PHASES))
+Table = tuple[list[str], list[tuple[list[str], list[str]]]]
+"""Headings of columns; rows, each of arms and a cell for every column."""
+
+
+def trainings(costs: Sequence[Cost]) -> Table:
+    """What every training spent, once, with all arms that its players answer in. Columns that nobody has a figure for
+    are left out."""
+    arms: dict[str, list[str]] = {}
+    spent: dict[str, tuple[dict[str, float], dict[str, float]]] = {}
+    for cost in costs:
+        if cost["training"] is not None:
+            seconds = cost["training_seconds"] or {}
+            key = json.dumps([cost["training"], seconds], sort_keys=True)
+            spent[key] = cost["training"], seconds
+            arms.setdefault(key, []).append(cost["arm"])
+    found = {phase for _, seconds in spent.values() for phase in seconds}
+    phases = [phase for phase in PHASES if phase in found] + sorted(found - set(PHASES))
+    heads = ["drafted", "prefilled", "answered", "peak", *(f"time: {phase}" for phase in phases), "time in all"]
+    rows = []
+    for key, (tokens, seconds) in spent.items():
+        counts = [wording.drafted(tokens.get("drafted")), tokens.get("prefilled"), tokens.get("answered")]
+        cells = [*map(wording.compact, counts), wording.gigabytes(tokens.get("peak_bytes"))]
+        cells += [wording.duration(seconds.get(phase)) for phase in phases]
+        rows.append((arms[key], [*cells, wording.duration(sum(seconds.values()) if seconds else None)]))
+    return _told(heads, rows)
+
+
+def answering(costs: Sequence[Cost]) -> Table:
+    """What every arm spends on a problem, columns without a figure left out."""
+    rows = []
+    for cost in costs:
+        spent = cost["inference"]
+        tokens = [wording.drafted(spent.get("draft")), spent.get("prefill"), spent.get("answer")]
+        rows.append(([cost["arm"]], [*map(wording.fixed, tokens), wording.duration(spent.get("seconds"))]))
+    return _told(["draft", "prefill", "answer", "time"], rows)
+
+
+def _told(heads: list[str], rows: list[tuple[list[str], list[str]]]) -> Table:
+    kept = [place for place in range(len(heads)) if any(cells[place] != wording.NOTHING for _, cells in rows)]
+    return [heads[place] for place in kept], [(arms, [cells[place] for place in kept]) for arms, cells in rows]
 
 
 def _inert(value: Any) -> Any:
@@ -210,7 +245,7 @@ def _environment() -> Environment:
     environment.filters |= {
         "percent": wording.percent, "points": wording.points, "fixed": wording.fixed, "compact": wording.compact,
         "duration": wording.duration, "gigabytes": wording.gigabytes, "probability": wording.probability,
-        "scalar": scalar,
+        "scalar": scalar, "drafted": wording.drafted,
     }  # fmt: skip
     environment.globals |= {"interval": wording.interval, "change": wording.change}
     return environment

@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +35,36 @@ MOST_POINTS = 400
 """Points of a line; a longer run is drawn by means of neighbouring steps."""
 
 
+@dataclass(frozen=True)
+class Reached:
+    """How far a run has come: the steps of its first and last evaluation on the test split, the steps it has taken, and
+    those its recipe wants, 0 where nothing is trained."""
+
+    first: int
+    last: int
+    taken: int
+    wanted: int
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the test split is yet to be answered by the players as they will be."""
+        return self.last < self.wanted
+
+    @property
+    def when(self) -> str:
+        """When the last test figures were measured, in words."""
+        if not self.wanted:
+            return "without training"
+        return "before training" if self.last == 0 else f"after {self.last} steps"
+
+    @property
+    def headings(self) -> dict[str, str]:
+        """What the arms of each kind stand under."""
+        now = self.when if self.unfinished or not self.wanted else "after training"
+        now = now[0].upper() + now[1:]
+        return {"method": now, "part": f"{now}, each alone", "control": "Before training"}
+
+
 def document(run: Path) -> RunDocument:
     """The document of one run, finished or not. Raises UsageError, with file and line where there is one, for a run
     without an evaluation on the test split, for torn rows and for rows that lack a key or hold something else there."""
@@ -45,20 +76,24 @@ def document(run: Path) -> RunDocument:
             f"{run / 'evals.jsonl'}: no evaluation on the test split", "let `agon train` get as far as its first one"
         )
     metrics = list(map(_numbers, checked(run, "metrics")))
-    first, last = steps[0], steps[-1]
-    chosen = _deployed(found, last)
+    reached = Reached(steps[0], steps[-1], _taken(metrics, steps[-1]), _wanted(recipe))
+    first, last = reached.first, reached.last
+    chosen, on_dev = _deployed(found, last)
     arms = _arms(found, last, recipe, chosen)
     if first != last:
         arms += _arms(found, first, recipe, chosen, first)
+    verdict = _verdict(arms, chosen, reached)
+    if reached.unfinished:
+        verdict = [_unfinished(found, reached, chosen, on_dev), *verdict]
     problems = _problems(recipe)
     return {
         "format": FORMAT, "title": f"{recipe.method.preset}, seed {recipe.seed}: one run",
         "command": shlex.join(str(word) for word in manifest.get("argv", [])), "kind": "run",
-        "verdict": _verdict(arms, chosen, first, last), "notes": _notes(recipe, metrics, found, last), "arms": arms,
+        "verdict": verdict, "notes": _notes(metrics, found), "arms": arms,
         "contrasts": [], "budgets": [], "curves": _curves(found, metrics, recipe.seed, chosen), "exchanges": [],
         "costs": [], "samples": samples(run, recipe, chosen, [first, last], problems),
         "gates": [], "recipe": resolved(recipe), "provenance": _provenance(manifest, recipe, found, last, metrics),
-        "traces": list(_traces(metrics)),
+        "traces": list(_traces(metrics)), "headings": reached.headings,
     }  # fmt: skip
 
 
@@ -86,14 +121,28 @@ def _problems(recipe: Recipe) -> dict[str, Problem]:
     return {}
 
 
-def _deployed(found: Mapping[Place, Tally], last: int) -> str:
-    """The arm that answers: the direction or, for one pass, the player that dev chose; the first where it could not."""
+def _wanted(recipe: Recipe) -> int:
+    return 0 if recipe.method.players == "base" else recipe.steps
+
+
+def _taken(metrics: Sequence[Row], last: int) -> int:
+    """Steps that have been taken, `last` at least."""
+    return max([last, *(row["step"] + 1 for row in metrics)])
+
+
+def _deployed(found: Mapping[Place, Tally], last: int) -> tuple[str, int | None]:
+    """The arm that answers, and the step of dev that chose it: of those tested last, the direction or, for one pass,
+    the player that did best on dev when all of them were last there; the first, and None, where they never were."""
     test = {place.arm: tally for place, tally in found.items() if (place.step, place.split) == (last, "test")}
     candidates = [arm for arm, tally in test.items() if tally.mode == "cascade"] or list(test)
-    places = [place for arm in candidates if (place := Place(last, "dev", arm)) in found]
+    steps = {place.step for place in found if place.split == "dev" and place.step >= last}
+    whole = [step for step in steps if all(Place(step, "dev", arm) in found for arm in candidates)]
+    if not whole:
+        return candidates[0], None
+    places = [Place(max(whole), "dev", arm) for arm in candidates]
     # `choose` takes cascades; players alone are chosen among in the same way.
     dev = [{"arm": place.arm, "mode": "cascade", "accuracy": found[place].accuracy} for place in places]
-    return choose(dev) or candidates[0]
+    return choose(dev) or candidates[0], max(whole)
 
 
 def _arms(found: Mapping[Place, Tally], step: int, recipe: Recipe, chosen: str, before: int | None = None) -> list[Arm]:
@@ -124,18 +173,30 @@ def _words(name: str, cascade: bool, chosen: bool) -> str:
     return f"{pair.drafter} drafts, {pair.challenger} answers" + ("; chosen on dev" if chosen else "")
 
 
-def _verdict(arms: Sequence[Arm], chosen: str, first: int, last: int) -> list[str]:
+def _verdict(arms: Sequence[Arm], chosen: str, reached: Reached) -> list[str]:
     after = next(arm for arm in arms if arm["method"] == chosen and arm["kind"] == "method")
     before = next((arm for arm in arms if arm["method"] == chosen and arm["kind"] == "control"), None)
     items = after["seeds"][0]["items"]
-    told = [f"{chosen} answers {_figure(after)} of {items} test problems after {last} steps"]
-    told[0] += f"; it was {_figure(before)} at step {first}." if before else "."
+    told = [f"{chosen} answers {_figure(after)} of {items} test problems {reached.when}"]
+    told[0] += f"; it was {_figure(before)} at step {reached.first}." if before else "."
     rates, tokens = after["rates"], after["tokens"]
+    then = f"At step {reached.last}, it" if reached.unfinished else "It"
     if rates:
         fix, broken = (f"{percent(rates[name], 0)} %" for name in ("fix", "break"))
-        told.append(f"It answers {fix} of the wrong drafts right, and {broken} of the right ones wrong.")
+        told.append(f"{then} answers {fix} of the wrong drafts right, and {broken} of the right ones wrong.")
     told.append(f"A problem takes {tokens['generated']:.0f} generated tokens.")
     return told
+
+
+def _unfinished(found: Mapping[Place, Tally], reached: Reached, chosen: str, on_dev: int | None) -> str:
+    """How far a run has come, and what dev, which is looked at in between, last said of it."""
+    told = f"Not finished: step {reached.taken} of {reached.wanted}; test figures are of step {reached.last}"
+    if on_dev is None or on_dev == reached.last:
+        return f"{told}."
+    tally = found[Place(on_dev, "dev", chosen)]
+    low, high = interval_of(list(tally.scores.values()))
+    figure = f"{percent(tally.accuracy)} % {interval(low, high)}"
+    return f"{told}, and on dev {chosen} answers {figure} of {len(tally.right)} problems at step {on_dev}."
 
 
 def _figure(arm: Arm) -> str:
@@ -143,11 +204,8 @@ def _figure(arm: Arm) -> str:
     return f"{percent(found['value'])} % {interval(found['low'], found['high'])}"
 
 
-def _notes(recipe: Recipe, metrics: Sequence[Row], found: Mapping[Place, Tally], last: int) -> list[str]:
+def _notes(metrics: Sequence[Row], found: Mapping[Place, Tally]) -> list[str]:
     notes = ["One run under one seed: another seed ends elsewhere. agon compare runs several and says how sure it is."]
-    wanted = 0 if recipe.method.players == "base" else recipe.steps
-    if last < wanted:
-        notes.append(f"The run has not finished: its last evaluation on the test split is of step {last} of {wanted}.")
     errors = sum(tally.errors for place, tally in found.items() if place.split == "test")
     if errors:
         notes.append(f"{errors} completions that the grader itself failed on are left out.")

@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 
 from agon_cli.document import Arm, Contrast, Document
-from agon_cli.report.wording import MINUS, change, fixed, interval, one_line, percent, points, probability
+from agon_cli.report.wording import MINUS, change, drafted, fixed, interval, one_line, percent, points, probability
 
 _LONGEST = 120
 _ARMS = ("arm", "accuracy [95 %]", "draft", "prefill", "answer", "generated", "truncated", "fix", "break", "copy")
@@ -65,7 +65,8 @@ def _arm_row(arm: Arm) -> list[str]:
     return [
         one_line(arm["name"], _LONGEST),
         f"{percent(accuracy['value'])} {interval(accuracy['low'], accuracy['high'])}",
-        *(fixed(tokens[stage]) for stage in ("draft", "prefill", "answer", "generated")),
+        fixed(drafted(tokens["draft"])),
+        *(fixed(tokens[stage]) for stage in ("prefill", "answer", "generated")),
         percent(arm["truncated"]),
         *(percent(arm["rates"].get(name)) for name in ("fix", "break", "copy")),
     ]

@@ -63,6 +63,11 @@ def points(value: float | None, digits: int = 1) -> str:
     return text[1:] if float(text) == 0 else text.replace("-", MINUS)
 
 
+def drafted(tokens: float | None) -> float | None:
+    """Tokens of drafts, or None where nothing was drafted: one pass has no draft, rather than an empty one."""
+    return tokens or None
+
+
 def compact(value: float | None) -> str:
     """A large count in three figures: `950`, `12.3 k`, `4.56 M`."""
     if value is None or not math.isfinite(value):
