@@ -387,6 +387,11 @@ def test_a_stored_comparison_comes_back_whole(tmp_path: Path) -> None:
         (lambda d: d["arms"][0].update(kind="best"), "arms[0].kind: one of method, part, control, equal_tokens"),
         (lambda d: d["contrasts"][1].update(p="small"), "contrasts[1].p: a number belongs here"),
         (lambda d: d["contrasts"][1].update(p=math.nan), "contrasts[1].p: a number belongs here"),
+        (lambda d: d["contrasts"][1].update(p=1e300), "contrasts[1].p: a number belongs here"),
+        (
+            lambda d: d["arms"][0]["seeds"][0].update(items=10**400),
+            "arms[0].seeds[0].items: a whole number belongs here",
+        ),
         (lambda d: d["contrasts"][1].update(p=True), "contrasts[1].p: a number belongs here"),
         (lambda d: d["samples"][0]["arms"].update(agon=[]), "samples[0].arms.agon: an object belongs here"),
         (lambda d: d["verdict"].append(3), "verdict[3]: text belongs here"),

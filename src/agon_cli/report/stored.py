@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -85,6 +84,6 @@ def _of_object(value: Any, kind: type, place: str) -> Iterator[str]:
 def _is(value: Any, kind: type) -> bool:
     if isinstance(value, bool):
         return kind is bool
-    if kind is float:
-        return abs(value) < _MOST if isinstance(value, int) else isinstance(value, float) and math.isfinite(value)
+    if kind in (int, float):  # neither NaN nor infinite, and nothing that an axis could not take
+        return type(value) in (int, kind) and abs(value) < _MOST
     return isinstance(value, kind)
