@@ -65,7 +65,8 @@ def test_a_pipe_gets_only_the_answer(here):
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 1
     assert done.stdout.strip() in {str(number) for number in range(11)} | {""}
-    assert "A drafts" in done.stderr
+    assert "A of runs/tiny at step 3 drafts" in done.stderr
+    assert "unknown" not in done.stderr
     assert "\x1b" not in done.stdout + done.stderr
 
 
@@ -146,6 +147,18 @@ def test_gold_grades_both_stages(here, capsys):
     _, out, err = agon(capsys, "cascade", "--drafter", "A", "--solver", "B", PROBLEM, "--gold", first["answer"])
     assert out.strip() == first["answer"]
     assert "answer correct" in err
+
+
+def test_words_that_a_players_tokenizer_does_not_know_are_told(here, capsys):
+    code, out, err = agon(capsys, "cascade", "--drafter", "runs/tiny/A", "--solver", "B", "What is 9 *5 +7")
+    assert code == 0
+    assert "runs/tiny/A at step 3 drafts" in err
+    assert "2 of its 5 words are unknown to the tokenizer of player runs/tiny/A and player B: What, is\n" in err
+    assert "unknown" not in out
+    code, out, err = agon(capsys, "cascade", "--drafter", "A", "--solver", "B", "What is 9 *5 +7", "--json")
+    (warning,) = [row for row in map(json.loads, out.splitlines()) if row["event"] == "warning"]
+    assert "What, is" in warning["text"]
+    assert (code, err) == (0, "")
 
 
 def test_a_batch_keeps_its_order_and_each_line_is_what_it_would_be_alone(here, tmp_path, capsys):

@@ -124,6 +124,7 @@ def test_a_limit_below_the_step_of_a_run_tells_the_step_it_is_at(here, capsys):
     code, _, err = agon(capsys, "train", "tiny", *SMALL, "--max-steps", "1")
     assert code == 0
     assert "stopped at step 2 of 4" in err
+    assert err.splitlines()[-1] == shlex.join(["go", "on", "with:", "agon", "train", "tiny", *SMALL])
 
 
 def test_a_start_says_how_many_problems_there_are_and_which_rows_were_left_out(here, capsys):
@@ -293,7 +294,7 @@ def test_the_continuing_command_is_quoted_and_never_discards_the_run(here, capsy
     code, _, err = agon(capsys, *words)
     assert code == 130
     command = err.splitlines()[-1].removeprefix("hint: continue with: ")
-    assert shlex.split(command) == ["agon", *words[:-3]]
+    assert shlex.split(command) == ["agon", *[word for word in words if word != "--fresh"]]
 
 
 # --- bad input ------------------------------------------------------------------------------------------------------

@@ -138,6 +138,23 @@ def test_away_from_a_terminal_there_are_plain_lines_on_stderr_only(capsys, monke
     assert "dev pass@1 of 9: A 50%" in err
 
 
+def test_a_long_silence_in_a_pipe_ends_with_the_step(capsys, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("agon_cli.console.observers.time.monotonic", lambda: now)
+    with observers.observer(as_json=False, quiet=False) as listen:
+        listen("start", **PLAN | {"steps": 100, "every": 50, "eval_every": 0})
+        capsys.readouterr()
+        told = []
+        for step in range(49):
+            now += 25.0
+            listen("step", row=metrics_row(step, "A", "B", 0.25, 0.5), sample=None)
+            told.append(capsys.readouterr().err)
+        listen("step", row=metrics_row(49, "A", "B", 0.25, 0.5), sample=None)
+    assert [step for step, text in enumerate(told, start=1) if text] == list(range(3, 50, 3))
+    assert told[2] == "step 3/100 (took 3 s, 4 min 51 s left)\n"
+    assert "step 50/100 (mean of the last 50 steps" in capsys.readouterr().err
+
+
 def test_json_events_are_lines_on_stdout_and_nothing_else(capsys):
     play_events(observers.observer(as_json=True, quiet=False))
     out, err = capsys.readouterr()
@@ -186,6 +203,33 @@ def test_panels_show_hostile_text_as_text(capsys):
     assert "answer: [/red]7" in out
     assert "gold [x]: draft and answer are wrong" in out
     assert "\x1b" not in out
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "outcome", "said"),
+    [
+        ("wrong", "wrong", "wrong", "draft wrong, answer wrong"),
+        ("unparseable", "correct", "fix", "draft unparseable, answer correct: fix"),
+        ("correct", "wrong", "break", "draft correct, answer wrong: break"),
+        ("correct", "grader_error", "grader_error", "draft correct, answer grader_error: the grader itself failed"),
+    ],
+)
+def test_what_became_of_a_draft_is_said_once(before, after, outcome, said):
+    assert results.outcome_sentence(
+        {"draft": {"verdict": before}, "final": {"verdict": after}, "outcome": outcome}
+    ) == (said)
+
+
+def test_players_are_named_with_their_run_and_step(capsys):
+    sampled = PLAN["sampling"] | {"adapter": "x", "base": "b"}
+    seats = {
+        "drafter": sampled | {"player": "B", "run": "runs/t\x1b[2Jiny", "step": 200},
+        "solver": sampled | {"player": "hub/base", "run": None, "step": 0, "adapter": None},
+    }
+    Answers(observers.Observer(), alone=True, as_json=False, quiet=False).begin(seats)
+    err = capsys.readouterr().err.splitlines()
+    assert err[0] == "B of runs/tiny at step 200 drafts (b), hub/base answers (b)"
+    assert len(err) == 2  # one line of sampling: the seats draw alike
 
 
 def arm(name, mode, accuracy):

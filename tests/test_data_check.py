@@ -88,6 +88,7 @@ def test_clean_data_has_no_fault_and_three_prompts_of_each_role(tmp_path, base):
     prompts = of(found, "prompt")
     assert [prompt["role"] for prompt in prompts] == ["draft", "challenge"] * 3
     lines = Path(path).read_text().splitlines()
+    assert {prompt["tokens"] for prompt in prompts if prompt["role"] == "challenge"} == {23}  # as said of lengths below
     for prompt in prompts:
         name, _, number = prompt["where"].rpartition(":")
         question = json.loads(lines[int(number) - 1])["question"]
@@ -106,6 +107,11 @@ def test_the_tiny_world_is_fine():
     found = events(recipe({"type": "tiny"}, BASE, verifier={"type": "exact"}))
     assert of(found, "golds") == [{"checked": 655 + 217 + 217, "refused": 0}]
     assert of(found, "result") == [{"faults": 0, "warnings": 0}]
+    (full,) = {row["most"] for row in of(found, "lengths") if row["role"] == "challenge"}
+    for prompt in of(found, "prompt"):
+        if prompt["role"] == "challenge":
+            assert (prompt["dummy_summary"], prompt["tokens"]) == (16, full)
+            assert "a dummy" in prompt["text"]
 
 
 def test_what_each_filter_left_is_counted_also_where_it_dropped_nothing(tmp_path):

@@ -7,13 +7,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from agon_cli import cli, wide
-from agon_cli.costs import disk, sizes, tokens, work
+from agon_cli.costs import _seconds, busy, disk, sizes, tokens, work
 from agon_cli.errors import Exit, UnreachableError, UsageError
 from agon_cli.outline import Living, Outline
 from agon_cli.plan import GIB, Planner, changed, estimate, fitting
@@ -49,6 +50,12 @@ def shallow(tmp_path):
     (tmp_path / "shallow").mkdir()
     (tmp_path / "shallow" / "config.json").write_text(json.dumps(QWEN3 | {"num_hidden_layers": 4}))
     return tmp_path / "shallow"
+
+
+def load_small(model):
+    """A recipe on this model that is quickly outlined."""
+    words = ["rollout.max_tokens=64", "rollout.max_prompt_tokens=64", "rollout.group_size=2", "rollout.problems=1"]
+    return load("qwen3-0.6b-deepmath", [f"model.id={model}", *words])
 
 
 def own_bytes(tensors):
@@ -202,6 +209,29 @@ def test_two_devices_share_rows_and_not_weights(shallow):
     one, two = (Planner(recipe, on_gpu=True, gpus=count).memory(recipe) for count in (1, 2))
     assert two.sampling["base weights"] == one.sampling["base weights"]
     assert sizes(recipe, 2).problems == sizes(recipe).problems // 2
+
+
+def test_waiting_for_a_core_and_slow_turns_are_no_time_of_the_work(monkeypatch):
+    """On a busy machine a step was estimated at many times what it took beside it."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert _seconds(lambda: time.sleep(0.02)) < 0.01  # what a process waits that does not get the core
+    turns = iter([0.05, 0.05, 0.002, *[0.05] * 1000])
+
+    def uneven():
+        end = time.thread_time() + next(turns)
+        while time.thread_time() < end:
+            pass
+
+    assert _seconds(uneven) < 0.02
+
+
+@pytest.mark.parametrize(("load", "said"), [(8.14, "load 8.1 on 2 cores"), (2.0, None)])
+def test_a_busy_machine_is_said_to_be_so(shallow, monkeypatch, load, said):
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0), raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
+    notes = estimate(load_small(shallow))["notes"]
+    assert [said in note for note in notes if "busy" in note] == ([True] if said else [])
+    assert (busy() is None) == (said is None)
 
 
 # --- what to change -------------------------------------------------------------------------------------------------

@@ -7,13 +7,15 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import BPE, WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from agon_cli.errors import UsageError
+from agon_cli.inspect_data import DUMMY, dummy_summary
 from agon_cli.prompts import Renderer
 from agon_cli.recipe.schema import Prompts
+from agon_cli.tiny.tokenizer import build_tokenizer
 from agon_cli.types import Problem
 
 CONTROLS = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>", "</think>"]
@@ -189,6 +191,28 @@ def test_nothing_of_a_problem_but_its_question_reaches_a_prompt(summary):
         assert "Double n." in prompt.text
         assert "SECRET" not in prompt.text
         assert "SECRET" not in TOK.decode(prompt.ids)
+
+
+@pytest.mark.parametrize("room", [1, 8, 64, 300, 301])
+def test_a_dummy_summary_is_as_long_as_one_may_be_and_says_what_it_is(room):
+    board = renderer(room=room)
+    text, size = dummy_summary(board, task("What is x <|im_end|> y?"))
+    assert text.startswith(DUMMY[:room].rstrip())
+    assert room - 2 <= size <= room
+    assert len(board.rival(task("q"), text).ids) == len(board.rival(task("q"), "").ids) + size
+
+
+def test_words_that_a_tokenizer_does_not_know_are_found():
+    text = "Was ist\u00a0 größer:\t<|im_end|> or 漢字?\n"
+    assert renderer().unknown(text) == []  # one token a byte: nothing is unknown
+    words = Tokenizer(WordLevel({"<unk>": 0, "what": 1, "is": 2, "2": 3}, unk_token="<unk>"))
+    words.normalizer, words.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.WhitespaceSplit()
+    tok = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", chat_template=CHATML)
+    assert renderer(tok=tok).unknown("What IS  2") == []
+    assert renderer(tok=tok).unknown("What is <unk> 3\n2 3") == ["<unk>", "3", "3"]
+    dropping = renderer(tok=build_tokenizer())  # the tiny world's, which has no such token
+    assert dropping.unknown("solve 9 *5 +7 :") == []
+    assert dropping.unknown("What is 9 *5 +7?") == ["What", "is", "+7?"]
 
 
 def test_whether_a_marker_survives_the_tokenizer_is_known():

@@ -105,7 +105,8 @@ class Cascade:
         for name, arena in self._arenas.items():
             place, seat = arena.sampling, self.seats[name]
             found[name] = {
-                "player": seat.label, "base": seat.model.id, "adapter": str(seat.adapter) if seat.adapter else None,
+                "player": seat.label, "run": str(seat.run) if seat.run else None, "step": seat.step,
+                "base": seat.model.id, "adapter": str(seat.adapter) if seat.adapter else None,
                 "temperature": place.temperature, "top_p": place.top_p, "top_k": place.top_k,
                 "max_tokens": place.max_tokens, "summary_tokens": arena.recipe.summary.max_tokens,
                 "seed": arena.recipe.seed,
@@ -133,6 +134,23 @@ class Cascade:
                         f"the problem that begins {problem.question[:40]!r} leaves the {name} no room: its prompt can "
                         f"take more than {room} of the model's {limit} tokens",
                         "shorten the problem, or lower rollout.max_tokens or summary.max_tokens in a --recipe",
+                    )
+
+    def unknown(self, problems: Iterable[Problem]) -> Iterator[str]:
+        """A sentence for each problem with words that a player's tokenizer does not know: the player cannot read
+        them."""
+        for problem in problems:
+            players: dict[tuple[str, ...], list[str]] = {}
+            for name, arena in self._arenas.items():
+                words = tuple(arena.renderers[name].unknown(problem.question))
+                players.setdefault(words, []).append(self.seats[name].label)
+            for words, labels in players.items():
+                if words:
+                    who = " and ".join(f"player {label}" for label in dict.fromkeys(labels))
+                    few = ", ".join(word[:20] for word in words[:5]) + (", …" if len(words) > 5 else "")
+                    yield (
+                        f"the problem that begins {problem.question[:40]!r}: {len(words)} of its "
+                        f"{len(problem.question.split())} words are unknown to the tokenizer of {who}: {few}"
                     )
 
     def answer(self, problems: Sequence[Problem], phase: Phase) -> Iterator[Exchange]:

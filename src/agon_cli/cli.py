@@ -106,12 +106,13 @@ def train(
     flags = [flag for flag, given in asked.items() if given]
     where = ["--out", str(out)] if out is not None else []
     where += ["--gpus", str(gpus)] if gpus > 1 else []
-    again = shlex.join(["agon", "train", recipe, *(overrides or []), *where, *flags])
+    until = ["--max-steps", str(max_steps)] if max_steps else []
+    beyond, again = (shlex.join(["agon", "train", recipe, *(overrides or []), *where, *given, *flags])
+                     for given in ([], until))  # fmt: skip
     others = [word for word in overrides or [] if not word.startswith(("method=", "method."))]
     grpo = shlex.join(["agon", "train", recipe, *others, "method=grpo", "--out", f"{planned.out}-grpo"])
     if gpus > 1 and not launch.is_worker():
-        more = [*(["--fresh"] if fresh else []), *(["--max-steps", str(max_steps)] if max_steps else [])]
-        launch.launch([*shlex.split(again)[1:], *more], gpus, again)
+        launch.launch([*shlex.split(again)[1:], *(["--fresh"] if fresh else [])], gpus, again)
         return
     from agon_cli.console.observers import observer
 
@@ -127,7 +128,7 @@ def train(
             more = [grpo] if planned.recipe.method.preset != "grpo" else []
             _results().show_training(result, planned.recipe.seed, more)
         elif not quiet:
-            _talk(f"stopped at step {result['step']} of {result['steps']} (--max-steps)", f"go on with: {again}")
+            _talk(f"stopped at step {result['step']} of {result['steps']} (--max-steps)", f"go on with: {beyond}")
 
 
 @app.command()
@@ -229,6 +230,8 @@ def cascade(
         try:
             pair.check(problems)
             shown.begin(pair.describe())
+            for text in pair.unknown(problems):
+                listen("warning", text=text)
             for exchange in pair.answer(problems, lambda name: listen("phase", name=name)):
                 shown(record(exchange, pair))
         finally:

@@ -7,6 +7,7 @@ that this device was just measured to have.
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -170,18 +171,37 @@ def speed(base: Outline, step: Sizes) -> Speed:
 
 
 def _seconds(work: Callable[[], Any], limit: float = 0.3) -> float:
-    """Seconds that one call takes, the median of those done within the limit (at least three)."""
+    """Seconds that one call takes on a machine that does nothing else: the least of those done within the limit (at
+    least three). On a CPU, time that other processes had is not counted either."""
     taken: list[float] = []
     begun = time.perf_counter()
+    on_gpu = torch.cuda.is_available()
     while len(taken) < 3 or (time.perf_counter() - begun < limit and len(taken) < 1000):
-        if torch.cuda.is_available():
+        if on_gpu:
             torch.cuda.synchronize()
-        start = time.perf_counter()
+        start, own = time.perf_counter(), time.thread_time()
         work()
-        if torch.cuda.is_available():
+        if on_gpu:
             torch.cuda.synchronize()
         taken.append(time.perf_counter() - start)
-    return sorted(taken)[len(taken) // 2]
+        if not on_gpu and (used := time.thread_time() - own) > 0:  # 0 where its clock is coarse
+            taken[-1] = min(taken[-1], used)
+    return min(taken)
+
+
+def busy() -> str | None:
+    """What to know about times where this machine has more to do than it has cores; None where it has not, or does not
+    tell."""
+    if not hasattr(os, "getloadavg"):
+        return None
+    load = os.getloadavg()[0]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if load <= cores:
+        return None
+    return (
+        f"this machine is busy: load {load:.1f} on {cores} core{'' if cores == 1 else 's'}; the time given is that of "
+        "a free one, and steps take longer here as long as that lasts"
+    )
 
 
 def work(base: Outline, recipe: Recipe, step: Sizes) -> Row:

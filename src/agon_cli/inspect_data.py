@@ -23,7 +23,7 @@ MOST_BROKEN = 20
 """Rows that cannot be read told one by one; the others are counted."""
 SHOWN = 3
 """Prompts shown of each role."""
-SAMPLE = "(here stands the summary of the rival's draft)"
+DUMMY = "(a dummy where the summary of the rival's draft would stand)"
 
 Event = tuple[str, dict[str, Any]]
 _PLACE = re.compile(r"(.+?(?::\d+|\[\d+\])): (.+)", re.DOTALL)
@@ -235,9 +235,29 @@ def _prompts(recipe: Recipe, journal: data.Journal, splits: data.Splits | None) 
                 do = "raise rollout.max_prompt_tokens, lower summary.max_tokens, or leave out long questions"
                 yield _finding("fault", "long_prompt", what, _where(journal, problem), do)
         for problem in taken[:SHOWN]:
-            shown = {"draft": renderer.plain(problem), "challenge": renderer.rival(problem, renderer.shown(SAMPLE))}
-            for role, prompt in shown.items():
-                yield "prompt", who | {"role": role, "where": _where(journal, problem)} | _written(renderer, prompt)
+            dummy, size = dummy_summary(renderer, problem)
+            shown = [("draft", renderer.plain(problem), None), ("challenge", renderer.rival(problem, dummy), size)]
+            for role, prompt, read in shown:
+                values = {"role": role, "where": _where(journal, problem), "dummy_summary": read}
+                yield "prompt", who | values | _written(renderer, prompt)
+
+
+def dummy_summary(renderer: Renderer, problem: Problem) -> tuple[str, int]:
+    """A text in place of a summary, as many tokens long as one may be (fewer only where no word fits), and its number
+    of tokens. It says what it is; where the tokenizer knows none of those words, the problem's own follow them."""
+
+    def count(text: str) -> int:
+        return len(renderer.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    room = renderer.summary_tokens
+    words = (DUMMY if count(DUMMY) else renderer.shown(problem.question)).split()
+    each = count(" ".join(words))
+    text = " ".join([DUMMY, *words * (max(0, room - count(DUMMY)) // each if each else 0)])
+    for word in words if each else ():
+        if count(text) < count(f"{text} {word}") <= room:
+            text = f"{text} {word}"
+    text = renderer.shown(text)
+    return text, count(text)
 
 
 def histogram(lengths: Sequence[int]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from agon_cli.costs import Sizes, disk, seconds, sizes, speed, tokens, work
+from agon_cli.costs import Sizes, busy, disk, seconds, sizes, speed, tokens, work
 from agon_cli.models import DTYPES
 from agon_cli.outline import Outline
 from agon_cli.recipe.engine import HF, VLLM
@@ -282,4 +282,6 @@ def notes(planner: Planner) -> list[str]:
         found.append("time is that of sampling with transformers; vLLM is faster")
     if planner.on_gpu and not torch.cuda.is_available():
         found.append("this machine has no GPU: time is this CPU's, and memory was not compared with a GPU's")
+    if (crowded := busy()) is not None:
+        found.append(crowded)
     return found

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _CONFIG, _WEIGHTS, _RESOLVED = "adapter_config.json", "adapter_model.safetensors", "recipe.resolved.json"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
+_STEP = re.compile(r"step-(\d+)(\..*)?")
 _UNSUPPORTED = (
     "use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform",
     "layers_pattern", "layer_replication", "exclude_modules", "fan_in_fan_out", "lora_bias", "target_parameters",
@@ -31,13 +32,22 @@ _UNSUPPORTED = (
 @dataclass(frozen=True)
 class Found:
     """A player that can act. Without an adapter it is the bare base, and `lora` is None; `recipe` is that of the run it
-    belongs to, where there is one."""
+    belongs to, where there is one, and `run` that run where the player was called by its name alone."""
 
     label: str
     model: Model
     lora: Lora | None = None
     adapter: Path | None = None
     recipe: Recipe | None = None
+    run: Path | None = None
+
+    @property
+    def step(self) -> int | None:
+        """Steps it was trained for; None where its folder does not tell."""
+        if self.adapter is None:
+            return 0
+        match = _STEP.fullmatch(self.adapter.resolve().parent.name)
+        return int(match[1]) if match else None
 
 
 def find(name: str, run: Path | None, near: Recipe | None = None) -> Found:
@@ -97,11 +107,11 @@ def of_run(run: Path, recipe: Recipe, name: str) -> Found:
     if name not in recipe.cast:
         raise UsageError(f"player {name} takes no part in {run}", f"its players are {', '.join(recipe.cast)}")
     if recipe.method.players == "base":
-        return Found(name, recipe.model_of(name), recipe=recipe)
+        return Found(name, recipe.model_of(name), recipe=recipe, run=run)
     path, _ = newest(run / "checkpoints")
     if path is None:
         raise UsageError(f"{run} has no checkpoint yet", "wait until `agon train` has saved one, or train it first")
-    return Found(name, recipe.model_of(name), recipe.lora, path / name, recipe)
+    return Found(name, recipe.model_of(name), recipe.lora, path / name, recipe, run)
 
 
 def in_folder(folder: Path, near: Recipe | None) -> Found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from typing import Any
 
 from agon_cli.errors import UsageError
@@ -54,6 +55,19 @@ class Renderer:
         decoded = str(self.tokenizer.decode(self.tokenizer(marker, add_special_tokens=False)["input_ids"]))
         return "".join(decoded.split()) == "".join(marker.split())
 
+    def unknown(self, text: str) -> list[str]:
+        """The words of a text, at white space, that do not reach the model as they are: read back from their tokens
+        they are other than in case or in kind of character, or one token stands for all that is unknown."""
+        return [word for word in text.split() if self._lost(word)] if self._lost(text) else []
+
+    def _lost(self, text: str) -> bool:
+        text = self._inert(text)
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        unk = self.tokenizer.unk_token_id
+        if unk is not None and unk in ids and self.tokenizer.unk_token not in text:
+            return True
+        return _bare(str(self.tokenizer.decode(ids))) != _bare(text)
+
     def _cut(self, summary: str) -> str:
         ids = self.tokenizer(summary, add_special_tokens=False)["input_ids"]
         if len(ids) <= self.summary_tokens:
@@ -103,3 +117,8 @@ class Renderer:
             turns, tokenize=False, add_generation_prompt=opening, **self.prompts.template_args
         )
         return text
+
+
+def _bare(text: str) -> str:
+    """A text without white space, in lower case and with plain forms of characters, as some tokenizers write it."""
+    return "".join(unicodedata.normalize("NFKC", text).casefold().split())

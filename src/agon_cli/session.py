@@ -305,8 +305,7 @@ def _of_run(run: Path, overrides: Sequence[str]) -> Entrant:
 
     recipe = recipe_of(run, overrides)
     seats = {name: of_run(run, recipe, name) for name in recipe.cast}
-    adapter = next(iter(seats.values())).adapter
-    step = int(adapter.parent.name.removeprefix("step-").partition(".")[0]) if adapter is not None else 0
+    step = next(iter(seats.values())).step or 0
     return Entrant(f"the run {run} at step {step}", recipe, seats, step)
 
 

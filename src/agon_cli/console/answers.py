@@ -27,7 +27,7 @@ class Answers:
         if self._json:
             sys.stdout.write(as_line("start", seats) + "\n")
         first, last = seats["drafter"], seats["solver"]
-        self._say(f"{first['player']} drafts ({first['base']}), {last['player']} answers ({last['base']})")
+        self._say(f"{_whole(first)} drafts ({first['base']}), {_whole(last)} answers ({last['base']})")
         for name in ("drafter", "solver") if _luck(first) != _luck(last) else ("drafter",):
             self._say(f"{'' if _luck(first) == _luck(last) else name + ' '}{sampling_line(seats[name])}")
 
@@ -58,5 +58,12 @@ class Answers:
                 sys.stderr.write(clean(text) + "\n")
 
 
+def _whole(seat: Row) -> str:
+    """A player with the run it is of and the step it is at, as far as there are any."""
+    of = f" of {seat['run']}" if seat["run"] else ""
+    at = f" at step {seat['step']}" if seat["step"] is not None and (of or seat["adapter"]) else ""
+    return f"{seat['player']}{of}{at}"
+
+
 def _luck(seat: Row) -> Row:
-    return {key: value for key, value in seat.items() if key not in ("player", "base", "adapter")}
+    return {key: value for key, value in seat.items() if key not in ("player", "run", "step", "base", "adapter")}

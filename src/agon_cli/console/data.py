@@ -125,7 +125,9 @@ def event_lines(name: str, values: Row) -> Iterator[str]:
     elif name == "prompt":
         where = f" of {values['where']}" if values["where"] else ""
         special = ", ".join(f"{token} x{number}" for token, number in Counter[str](values["special"]).items())
-        yield f"{values['role']} prompt{where}, {values['tokens']} tokens, special: {special or 'none'}"
+        dummy = values["dummy_summary"]
+        read = "" if dummy is None else f" with a dummy summary of {dummy} tokens"
+        yield f"{values['role']} prompt{where}{read}, {values['tokens']} tokens, special: {special or 'none'}"
 
 
 def _lengths(values: Row) -> Iterator[str]:

@@ -24,6 +24,8 @@ from agon_cli.console.text import as_line, clean, duration, number, one_line, pe
 Row = dict[str, Any]
 _RECENT = 20
 """Steps whose durations the estimate of the time left rests on."""
+_SILENCE = 60.0
+"""Seconds after which the end of a step is told although its interval goes on."""
 _STAGES = ("problem", "draft", "summary", "challenge")
 _COLUMNS = ("reward", "accuracy", "change", "length", "truncated", "zero-signal", "fix", "break", "copy")
 _SHORT = {"accuracy": "acc.", "truncated": "cut", "zero-signal": "no sig."}
@@ -97,9 +99,11 @@ class Lines(Observer):
         self.durations: deque[dict[str, float]] = deque(maxlen=_RECENT)
         self.eval_seconds: dict[str, float] = {}
         self.done = 0
+        self.said = time.monotonic()
 
     def say(self, text: str, style: str = "") -> None:
         """One paragraph of plain text, markup and control codes taken as text."""
+        self.said = time.monotonic()
         self.console.print(Text(clean(text), style=style), soft_wrap=True)
 
     def on_start(self, **plan: Any) -> None:
@@ -157,6 +161,12 @@ class Lines(Observer):
             self.sample = sample
         if self.done % self.every == 0 or self.done == self.steps:
             self._report()
+        elif time.monotonic() - self.said >= _SILENCE:
+            self.still(sum(row["seconds"].values()))
+
+    def still(self, took: float) -> None:
+        """Say after a long silence that steps are being taken, the last one in `took` seconds."""
+        self.say(f"step {self.done}/{self.steps} (took {duration(took)}, {duration(self.seconds_left())} left)")
 
     def close(self) -> None:
         """Report an interval that was cut short."""
@@ -227,6 +237,9 @@ class Screen(Lines):
     def on_phase(self, name: str) -> None:
         """Show what is going on now."""
         self.phase, self.since = name, time.monotonic()
+
+    def still(self, took: float) -> None:
+        """The live line says so all along."""
 
     def interval(self, found: list[Line], title: str, note: str) -> None:
         """Print an interval as a table."""

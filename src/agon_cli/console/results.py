@@ -149,7 +149,10 @@ def outcome_counts(records: Sequence[Row]) -> str:
 
 def outcome_sentence(record: Row) -> str:
     """What became of one problem with a gold answer, in one line."""
-    return f"draft {record['draft']['verdict']}, answer {record['final']['verdict']}: {_OUTCOMES[record['outcome']]}"
+    outcome = record["outcome"]
+    more = f": {_OUTCOMES[outcome] if outcome == 'grader_error' else outcome}"
+    said = f"draft {record['draft']['verdict']}, answer {record['final']['verdict']}"
+    return said if outcome in ("right", "wrong") else said + more
 
 
 def say(console: Console, text: str, style: str = "") -> None:
