@@ -127,7 +127,7 @@ def _wanted(recipe: Recipe) -> int:
 
 def _taken(metrics: Sequence[Row], last: int) -> int:
     """Steps that have been taken, `last` at least."""
-    return max([last, *(row["step"] + 1 for row in metrics)])
+    return max([last, *(int(row["step"]) + 1 for row in metrics)])
 
 
 def _deployed(found: Mapping[Place, Tally], last: int) -> tuple[str, int | None]:
