@@ -222,18 +222,23 @@ def test_the_document_says_what_the_rows_say(capsys, here):
     assert document["provenance"]["items"] == 20
 
 
-def test_contrasts_are_few_in_a_fixed_order_and_adjusted_together(capsys, here):
+def test_contrasts_are_few_in_a_fixed_order_and_adjusted_in_two_families(capsys, here):
     _, document, _ = compared(capsys, *trio())
     pairs_said = [(c["left"], c["right"]) for c in document["contrasts"]]
     assert pairs_said == [
         ("agon", "grpo"), ("agon", "grpo_two_pass"), ("agon", "coop"), ("grpo_two_pass", "grpo"), ("coop", "grpo"),
     ]  # fmt: skip
-    ps = sorted(c["p"] for c in document["contrasts"])
-    adjusted = sorted(c["p_holm"] for c in document["contrasts"])
-    running = 0.0
-    for rank, (p, found) in enumerate(zip(ps, adjusted, strict=True)):
-        running = max(running, min(1.0, p * (len(ps) - rank)))
-        assert found == pytest.approx(running)
+    for family in (document["contrasts"][:3], document["contrasts"][3:]):
+        ps, adjusted = (sorted(c[key] for c in family) for key in ("p", "p_holm"))
+        running = 0.0
+        for rank, (p, found) in enumerate(zip(ps, adjusted, strict=True)):
+            running = max(running, min(1.0, p * (len(ps) - rank)))
+            assert found == pytest.approx(running)
+    said = (
+        "p values are adjusted (Holm) in two families: the 3 contrasts of agon, which the claim rests on, and the "
+        "2 others, which describe."
+    )
+    assert said in document["notes"]
 
 
 def test_the_same_runs_give_the_same_bytes_wherever_and_whenever(capsys, here):
@@ -256,6 +261,132 @@ def test_a_comparison_folder_is_a_source_and_paths_are_told_within_it(capsys, he
     assert code == 0
     assert Path("comparisons/mine/comparison.json").exists()
     assert document["provenance"]["runs"] == {"coop/seed-0": "runs/coop/seed-0", "agon/seed-0": "runs/agon/seed-0"}
+
+
+ASKED = ["--methods", "grpo,coop,agon", "--seeds", "2", "--gate", "agon>=grpo", "--no-extras"]
+WRITTEN = ["comparison.json", "page.html", "table.csv", "table.md", "table.tex"]
+
+
+def planned_there(out):
+    """Every run of `ASKED` where the comparison in `out` would train it, whole."""
+    for run in cells.planned("tiny", SMALL, cells.methods_of("grpo,coop,agon"), 2, Path(out)):
+        made_up(run.folder, run.recipe.method.preset, run.seed, 0.5 + 0.2 * (run.cell.name == "agon"))
+
+
+@pytest.fixture
+def all_whole(monkeypatch):
+    """Made-up runs have no checkpoints; with this they count as trained."""
+    from agon_cli.compare import conduct
+
+    monkeypatch.setattr(conduct, "is_complete", lambda run, _: Path(run, "evals.jsonl").exists())
+
+
+def test_a_comparison_folder_is_made_anew_as_it_was_asked_for(capsys, here, all_whole, monkeypatch):
+    planned_there("mine")
+    made_up(Path("mine/runs/margin/seed-0"), "margin", 0, 0.5)  # of another comparison in this folder
+    assert agon(capsys, "compare", "tiny", *SMALL, *ASKED, "--out", "mine", "-q")[0] == 0
+    first = {name: Path("mine", name).read_bytes() for name in WRITTEN}
+    document = json.loads(first["comparison.json"])
+    assert {"grpo", "coop", "agon"} <= {arm["name"] for arm in document["arms"]}
+    assert not {"margin", "grpo_two_pass"} & {arm["name"] for arm in document["arms"]}
+    assert agon(capsys, "compare", "mine", "-q")[0] == 0
+    assert {name: Path("mine", name).read_bytes() for name in WRITTEN} == first
+    # Elsewhere, under another name and without its recipe, it is the same.
+    shutil.move("mine", here / "other")
+
+    def gone(word):
+        raise UsageError(f"no such recipe: {word}")
+
+    monkeypatch.setattr(cells, "locate", gone)
+    monkeypatch.chdir("/")
+    assert agon(capsys, "compare", str(here / "other"), "-q")[0] == 0
+    assert {name: Path(here / "other", name).read_bytes() for name in WRITTEN} == first
+
+
+def test_options_given_anew_to_a_comparison_folder_override(capsys, here, all_whole):
+    planned_there("mine")
+    assert agon(capsys, "compare", "tiny", *SMALL, *ASKED, "--out", "mine", "-q")[0] == 0
+    code, _, _ = agon(capsys, "compare", "mine", "-q", "--gate", "coop>agon")
+    document = json.loads(Path("mine/comparison.json").read_text())
+    assert code == 100
+    assert [gate["text"] for gate in document["gates"]] == ["coop>agon"]
+    assert "--seeds 2 --gate 'coop>agon' --no-extras" in document["command"]
+    assert agon(capsys, "compare", "mine", "-q", "--methods", "coop,agon", "--seeds", "1", "--gate", "agon>=5")[0] == 0
+    document = json.loads(Path("mine/comparison.json").read_text())
+    assert {arm["method"] for arm in document["arms"]} == {"coop", "agon"}
+    assert document["provenance"]["seeds"] == [0]
+    assert agon(capsys, "compare", "mine", "-q", "--out", "copy")[0] == 0
+    document = json.loads(Path("copy/comparison.json").read_text())
+    assert document["provenance"]["runs"] == {"agon/seed-0": "agon/seed-0", "coop/seed-0": "coop/seed-0"}
+    copied = Path("copy/comparison.json").read_bytes()
+    assert agon(capsys, "compare", "copy", "-q")[0] == 0
+    assert Path("copy/comparison.json").read_bytes() == copied
+
+
+def test_a_run_that_is_gone_or_another_does_not_spoil_the_document(capsys, here, all_whole):
+    planned_there("mine")
+    assert agon(capsys, "compare", "tiny", *SMALL, *ASKED, "--out", "mine", "-q")[0] == 0
+    before = Path("mine/comparison.json").read_bytes()
+    shutil.move("mine/runs/agon/seed-1", "kept")
+    code, _, err = agon(capsys, "compare", "mine", "-q")
+    assert code == 2
+    assert "mine: run agon/seed-1 is not at runs/agon/seed-1" in err
+    shutil.copytree("mine/runs/coop/seed-1", "mine/runs/agon/seed-1")
+    code, _, err = agon(capsys, "compare", "mine", "-q")
+    assert code == 2
+    assert "a run of coop under seed 1, where agon/seed-1 belongs" in err
+    assert Path("mine/comparison.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda _: "{",
+        lambda _: "[]",
+        lambda d: d["provenance"].pop("asked"),
+        lambda d: d["provenance"]["asked"].update(words=[3]),
+        lambda d: d["provenance"]["asked"].update(methods=["agon"]),
+        lambda d: d["provenance"]["asked"].update(runs=["nowhere/seed-0"]),
+        lambda d: d["provenance"].update(runs=["runs/agon/seed-0"]),
+    ],
+)
+def test_a_folder_whose_document_remembers_nothing_is_compared_as_it_is(capsys, here, spoil):
+    for method in ("coop", "agon"):
+        made_up(here / "mine/runs" / method / "seed-0", method, 0, 0.5)
+    assert compared(capsys, "mine")[0] == 0
+    file = Path("mine/comparison.json")
+    document = json.loads(file.read_text())
+    text = spoil(document)
+    file.write_text(text if isinstance(text, str) else json.dumps(document))
+    code, document, _ = compared(capsys, "mine")
+    assert code == 0
+    assert document["provenance"]["asked"]["words"] == ["mine"]
+
+
+def test_a_document_holds_no_absolute_path(capsys, here, monkeypatch):
+    monkeypatch.setenv("HOME", str(here / "anna"))
+    words = [str(made_up(Path("anna/work/tries") / method, method, 0, 0.5)) for method in ("coop", "agon")]
+    long = [str(here / word) for word in words]
+    for out, named in (("one", words), ("two", long)):
+        assert agon(capsys, "compare", *named, "--no-extras", "-q", "--out", out)[0] == 0
+    one, two = (json.loads(Path(out, "comparison.json").read_text()) for out in ("one", "two"))
+    assert two["command"] == "agon compare tries/coop tries/agon --no-extras"
+    assert one["provenance"]["runs"] == {"coop/seed-0": "tries/coop", "agon/seed-0": "tries/agon"}
+    for name in WRITTEN:
+        assert str(here) not in Path("two", name).read_text()
+        assert "anna" not in Path("two", name).read_text()
+    for document in (one, two):
+        del document["command"], document["provenance"]["asked"]["words"]
+    assert one == two
+
+
+def test_a_run_right_in_the_home_directory_does_not_tell_whose_it_is(monkeypatch):
+    from agon_cli.compare.asked import cut
+
+    monkeypatch.setenv("HOME", "/home/anna")
+    told = {"/home/anna/run": "run", "~/a/b/c": "b/c", "/data/x/seed-0": "x/seed-0", "runs/mine": "runs/mine",
+            "optim.lr=1": "optim.lr=1", "../a/b/c": "../a/b/c"}  # fmt: skip
+    assert {word: cut(word) for word in told} == told
 
 
 def test_a_summary_that_nobody_read_is_not_shown(capsys, here):
@@ -287,7 +418,7 @@ def test_an_arm_without_tokens_has_no_budget_to_compare(capsys, here):
     document = json.loads(Path("out/comparison.json").read_text())
     assert [c["budget_ratio"] for c in document["contrasts"]] == [None]
     assert document["contrasts"][0]["verdict"] in ("higher", "cannot tell")
-    assert any("no arm spends as many" in note for note in document["notes"])
+    assert any("no arm was measured at" in note for note in document["notes"])
     assert agon(capsys, "report", "out")[0] == 0
 
 
@@ -355,11 +486,76 @@ def test_three_players_have_six_directions_to_choose_from(capsys, here):
 
 
 def test_progress_says_what_is_done_at_work_and_to_come():
-    working = [{"name": "agon/seed-0", "step": 40, "steps": 200}, {"name": "moa/seed-1", "step": 0, "steps": 0}]
+    working = [{"name": "grpo_two_pass/seed-0", "called": "grpo/seed-0", "step": 40, "steps": 200},
+               {"name": "moa/seed-1", "called": "moa/seed-1", "step": 0, "steps": 0},
+               {"name": "agon/seed-1", "called": "agon/seed-1", "step": 200, "steps": 200}]  # fmt: skip
     row = {"done": 12, "total": 36, "working": working, "waiting": 22, "left": 1860.0}
-    said = "12 of 36 runs done; agon/seed-0 40/200, moa/seed-1 0/0; 22 to come, about 31 min 00 s left"
+    at_work = "grpo/seed-0 40/200, moa/seed-1 evaluating, agon/seed-1 evaluating"
+    said = f"12 of 36 runs done; {at_work}; 22 to come, about 31 min 00 s left"
     assert progress_line(row) == said
     assert progress_line(row | {"left": None, "working": []}) == "12 of 36 runs done; 22 to come"
+
+
+def test_a_run_is_called_by_what_was_asked_for(here):
+    def called(methods):
+        return [run.called for run in cells.planned("tiny", [], cells.methods_of(methods), 1, Path("out"))]
+
+    assert called("zero_shot,moa,grpo") == ["zero_shot and moa, seed 0", "grpo (trained as grpo_two_pass), seed 0"]
+    assert called("zero_shot,grpo_two_pass,grpo,agon:bonus=3") == [
+        "zero_shot (evaluated as moa), seed 0", "grpo_two_pass and grpo, seed 0", "agon:bonus=3, seed 0",
+    ]  # fmt: skip
+    run = made_up(here / "run", "grpo", 0, 0.5)
+    assert [one.called for one in cells.found([(run, "run")], [])] == ["grpo, seed 0"]
+
+
+def test_nothing_is_estimated_before_training_tells(here, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(workers.time, "monotonic", lambda: clock[0])
+    plan = cells.planned("tiny", ["steps=50"], cells.methods_of("moa,grpo,agon"), 1, Path("out"))
+    moa, grpo, _ = plan
+    crew = workers._Crew(list(plan), 1)
+    pace = workers._Pace(crew)
+
+    def left():
+        return pace.look(0)["left"]
+
+    def at_work(*runs):
+        crew.waiting = [run for run in crew.waiting if run not in runs]
+        crew.working = [(run, None) for run in runs]
+        for run in runs:
+            pace.starts(run)
+
+    at_work(moa)
+    clock[0] += 60
+    at_work(grpo)
+    assert left() is None, "a run that is not trained tells nothing of those that are"
+    grpo.folder.mkdir(parents=True)
+    steps = [json.dumps({"step": step}) + "\n" for step in range(10)]
+    clock[0] += 2
+    (grpo.folder / "metrics.jsonl").write_text(steps[0])
+    assert left() is None
+    clock[0] += 18
+    (grpo.folder / "metrics.jsonl").write_text("".join(steps))
+    assert left() == pytest.approx(2 * (50 + 1 - 10 + 50 + 1)), "10 steps took 20 seconds"
+
+
+def test_notes_tell_of_two_seeds_of_leaks_and_how_far_budgets_are_apart(capsys, here):
+    words = [str(made_up(Path("made", method, str(seed)), method, seed, 0.5))
+             for method in ("grpo_two_pass", "coop", "agon") for seed in (0, 1)]  # fmt: skip
+    _, document, _ = compared(capsys, *words)
+    assert any(note.startswith("Two seeds: ") for note in document["notes"])
+    assert not any("read off" in note for note in document["notes"])
+    (ratio,) = [c["budget_ratio"] for c in document["contrasts"] if (c["left"], c["right"]) == ("agon", "grpo")]
+    assert any(
+        note.startswith(f"agon generates {100 * (ratio - 1):.0f} % more tokens a problem than grpo; no arm was")
+        for note in document["notes"]
+    )
+    for path in Path("made").rglob("metrics.jsonl"):
+        leaked = "0.26" if "agon" in str(path) else "0.25"
+        path.write_text(path.read_text().replace('"leaked": 0.1', f'"leaked": {leaked}'))
+    _, document, _ = compared(capsys, *words)
+    (said,) = [note for note in document["notes"] if "read off" in note]
+    assert "at the end of training: agon 26 %. A gain" in said
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -561,6 +757,12 @@ def test_a_comparison_folder_is_one_process_s_at_a_time(capsys, here):
     assert compared(capsys, *words, "--out", "out")[0] == 0
 
 
+def test_an_unmet_gate_is_told_once(capsys, here):
+    code, out, err = agon(capsys, "compare", *trio(), "--no-extras", "--out", "out", "--gate", "grpo>agon")
+    assert code == 100
+    assert (out + err).count("grpo>agon") == err.count("grpo>agon") == 1
+
+
 def test_an_unmet_gate_writes_everything_and_exits_with_100(capsys, here):
     words = trio()
     code, document, err = compared(capsys, *words, "--out", "out", "--gate", "agon>=grpo", "--gate", "grpo>agon")
@@ -675,11 +877,15 @@ def test_a_signal_saves_the_state_and_says_how_to_go_on(here, number, code):
     process.send_signal(number)
     _, err = process.communicate(timeout=120)
     assert process.returncode == code
-    assert "1 run: 0 done, 1 to train, 1 at once\nagon/seed-0 begins\n" in err
+    assert "1 run: 0 done, 1 to train, 1 at once\nagon, seed 0 begins\n" in err
     assert f"stopped by {number.name}; 0 of 1 runs are done" in err
     assert "hint: continue with: agon compare tiny " in err
     steps = len(rows.read_text().splitlines())
     assert Path(f"cut/runs/agon/seed-0/checkpoints/step-{steps:06d}/COMPLETE").exists()
+    process = running("--methods", "agon", "steps=5000", "--out", "cut", "--jobs", "1")
+    wait_for(lambda: len(rows.read_text().splitlines()) > steps, process)
+    process.send_signal(number)
+    assert f"\nagon, seed 0 goes on at step {steps}\n" in process.communicate(timeout=120)[1]
 
 
 @pytest.mark.slow

@@ -748,7 +748,8 @@ def test_the_terminal_says_what_the_page_says(capsys: Any) -> None:
     assert any(re.fullmatch(rf"draft right +{both_right} +{broken}  break 14%", line) for line in lines)
     assert any(re.match(rf"draft wrong +{fixed} +{both_wrong}  fix 30%", line) for line in lines)
     assert f"note: {found['notes'][0]}" in lines
-    assert "gate agon>coop: NOT met, the interval [−6.4, +1.0] holds zero" in lines
+    assert "gate agon>=grpo: met, 49.9 against 36.7, an interval above zero" in lines
+    assert "agon>coop:" not in out, "the error that the command ends with tells an unmet gate"
     assert "\x1b" not in out
     assert all(line == line.rstrip() for line in lines)
     prose = {*found["verdict"], *(f"note: {note}" for note in found["notes"])}

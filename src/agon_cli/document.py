@@ -83,7 +83,7 @@ class Contrast(TypedDict):
     """Accuracy of left minus right, interval over items (one seed) or seeds and items together."""
     p: float
     p_holm: float
-    """Adjusted over all contrasts of the document."""
+    """Adjusted (Holm) over its family: the contrasts of the lead, which the claim rests on, or all others."""
     test: str
     """Which test `p` is from, in words."""
     discordant: list[int]
@@ -224,7 +224,10 @@ class Document(TypedDict):
     recipe: dict[str, Any]
     """Resolved."""
     provenance: dict[str, Any]
-    """`versions`, `hardware`, `hashes`, `seeds`, `split`, `items`, `runs` (paths relative to the comparison)."""
+    """`versions`, `hardware`, `hashes`, `seeds`, `split`, `items`, `runs` (by name: the place within the
+    comparison's folder, of a run elsewhere the last two parts of its path), `asked` (what makes the document again:
+    `words`, `recipe`, `methods`, `seeds`, `gates`, `intersect`, `extras`, `runs` in their order, `said` of the
+    recipe)."""
 
 
 class Line(TypedDict):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from agon_cli.compare.arms import Measured
 from agon_cli.compare.cells import Cell, Method, Run, by_cell
 from agon_cli.compare.evidence import Evidence
+from agon_cli.compare.workers import saved
 from agon_cli.document import Budget, Estimate
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def further(
         whats = _owed(cell, runs[0], lead)
         if not (mine and whats):
             continue
-        bare = [run.name for run in mine.values() if run.steps and not _ends_in_a_checkpoint(run)]
+        bare = [run.name for run in mine.values() if run.steps and saved(run.folder) != run.steps]
         if bare:
             found.notes.append(
                 f"{', '.join(bare)}: the last checkpoint is gone or torn, so {', '.join(whats)} could not be measured."
@@ -63,13 +64,6 @@ def further(
             if what in _ALONG:
                 found.budgets.append(extras.family(here, what, name, over))
     return found
-
-
-def _ends_in_a_checkpoint(run: Run) -> bool:
-    from agon_cli.checkpoint import newest
-
-    path, _ = newest(run.folder / "checkpoints")
-    return path is not None and int(path.name.removeprefix("step-").partition(".")[0]) == run.steps
 
 
 def _owed(cell: Cell, run: Run, lead: Measured) -> list[What]:
@@ -103,4 +97,4 @@ def _rows(
     budget = lead.seeds[run.seed].tally.tokens["generated"]
     wanted = [Extra(what, budget if what in _ALONG else 0.0) for what in whats]
     path = out / "extras" / f"{run.cell.name}-seed-{run.seed}.jsonl"
-    return rows(run.folder, path, wanted, lambda what: emit("extra", name=run.name, what=what))
+    return rows(run.folder, path, wanted, lambda what: emit("extra", name=run.name, called=run.called, what=what))

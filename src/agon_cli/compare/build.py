@@ -10,6 +10,7 @@ from typing import Any
 
 from agon_cli.compare import after, arms, notes
 from agon_cli.compare.arms import Measured
+from agon_cli.compare.asked import Asked
 from agon_cli.compare.cells import Method, Run
 from agon_cli.compare.contrasts import contrasts, lead_of, verdict
 from agon_cli.compare.costs import Spent, cost, training
@@ -29,17 +30,15 @@ def build(
     evidence: Evidence,
     out: Path,
     title: str,
-    command: str,
-    gates: Sequence[str],
-    extras: bool,
+    asked: Asked,
+    record: Mapping[str, Any],
     left_out: int,
-    said: Sequence[str],
     emit: Emit,
 ) -> Document:
-    """The whole document. Arms that need models are evaluated where they are missing, unless `extras` is off.
+    """The whole document. Arms that need models are evaluated where they are missing, unless none are asked for.
 
-    `left_out` counts problems that not all runs share; `said` are notes known before. Raises UsageError for rows that
-    do not suffice, for unknown arms in a gate, and what evaluating raises.
+    `record` is what the document remembers of what was asked; `left_out` counts problems that not all runs share.
+    Raises UsageError for rows that do not suffice, for unknown arms in a gate, and what evaluating raises.
     """
     found = evidence.methods()
     by_name: Runs = {method.name: runs for method, runs in found.items()}
@@ -51,30 +50,31 @@ def build(
         )
     ]
     lead = lead_of(measured)
-    further = after.further(evidence, lead, out, _estimate, emit) if extras else after.After([], [], [])
+    further = after.further(evidence, lead, out, _estimate, emit) if asked.extras else after.After([], [], [])
     measured += further.arms
     estimates = {arm.name: _estimate(arm) for arm in measured}
     compared, apart = contrasts(measured, lead)
-    limits = notes.notes(evidence, measured, lead, compared, left_out)
+    exchanges = _exchanges(found)
+    limits = notes.notes(evidence, measured, lead, compared, exchanges, left_out)
     shown, unshown = _samples(evidence, measured, lead, by_name)
-    without = [] if extras else ["Arms of equal tokens and placebos are left out (--no-extras)."]
+    without = [] if asked.extras else ["Arms of equal tokens and placebos are left out (--no-extras)."]
     return {
         "format": FORMAT,
         "title": title,
-        "command": command,
+        "command": asked.told().command(),
         "kind": "comparison",
         "verdict": verdict(lead, estimates[lead.name], compared),
-        "notes": [*limits, *apart, *further.notes, *without, *unshown, *said],
+        "notes": [*limits, *apart, *further.notes, *without, *unshown, *record["said"]],
         "arms": [arms.document(arm, estimates[arm.name]) for arm in measured],
         "contrasts": compared,
         "budgets": further.budgets,
         "curves": _curves(evidence, measured, by_name),
-        "exchanges": _exchanges(found),
+        "exchanges": exchanges,
         "costs": _costs(evidence, measured),
         "samples": shown,
-        "gates": _gates(gates, measured),
+        "gates": _gates(asked.gates, measured),
         "recipe": _recipe(evidence.runs, lead),
-        "provenance": _provenance(evidence),
+        "provenance": _provenance(evidence) | {"asked": dict(record)},
     }  # fmt: skip
 
 

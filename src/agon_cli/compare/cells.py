@@ -75,6 +75,20 @@ class Run:
         return f"{self.cell.name}/seed-{self.seed}"
 
     @property
+    def short(self) -> str:
+        """Its method, as it was asked for, and seed: what progress calls it."""
+        return f"{self.cell.methods[-1].name}/seed-{self.seed}"
+
+    @property
+    def called(self) -> str:
+        """The methods that it answers for, and seed, in words."""
+        names = [method.name for method in self.cell.methods]
+        said = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+        own = any(method.preset == self.recipe.method.preset for method in self.cell.methods)
+        how = "" if own else f" ({'trained' if self.steps else 'evaluated'} as {self.cell.name})"
+        return f"{said}{how}, seed {self.seed}"
+
+    @property
     def steps(self) -> int:
         """Optimiser steps; none where the method leaves the base as it is."""
         return 0 if self.recipe.method.players == "base" else self.recipe.steps

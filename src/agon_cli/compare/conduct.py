@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from agon_cli import runlog
 from agon_cli.compare import cells, checks, evidence, folder, workers
+from agon_cli.compare.asked import Asked, Remembered, remembered, tail
 from agon_cli.compare.build import build
 from agon_cli.compare.cells import Run, Sources
 from agon_cli.document import Document
@@ -28,43 +29,19 @@ class GateNotMet(AgonError):
     code = Exit.GATE
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A comparison as the command line asks for it."""
-
-    words: tuple[str, ...]
-    methods: str | None = None
-    seeds: int | None = None
-    out: Path | None = None
-    gates: tuple[str, ...] = ()
-    intersect: bool = False
-    extras: bool = True
-    jobs: int | None = None
-
-    def command(self) -> str:
-        """What makes the same document again, wherever it is written."""
-        words = ["agon", "compare", *self.words]
-        words += ["--methods", self.methods] if self.methods is not None else []
-        words += ["--seeds", str(self.seeds)] if self.seeds is not None else []
-        words += [word for gate in self.gates for word in ("--gate", gate)]
-        words += ["--intersect"] * self.intersect + ["--no-extras"] * (not self.extras)
-        return shlex.join(words)
-
-
 def compare(asked: Asked, emit: Emit, again: str) -> tuple[Path, Document]:
     """The comparison folder and its document, which is written there. `again` is the command that goes on.
 
     Raises UsageError for what cannot be compared, Stopped after a signal, RunFailed where a run ends badly, and what
     evaluating raises. Everything that was whole by then is kept and not done again.
     """
-    sources = cells.sort(asked.words)
-    plan = _plan(asked, sources)
-    runs = cells.found(sources.runs, plan)
-    if not runs:
-        raise UsageError("nothing to compare", "name a recipe, run folders or a comparison folder")
+    before = remembered(asked.words)
+    if before is not None:
+        as_they_are = asked.methods is None and asked.seeds is None and asked.jobs is None
+        asked, before = before.with_options(asked), before if as_they_are else None
+    recipe, runs, out, said = _planned(asked) if before is None else _read(before, asked)
     checks.refuse_settings(runs, asked.intersect)
     _check_gates(asked.gates, runs)
-    out = _out(asked, sources, runs)
     runs = [replace(run, folder=out / run.shown) if run.words else _placed(run, out) for run in runs]
     for run in runs:
         if run.words is not None:
@@ -78,12 +55,34 @@ def compare(asked: Asked, emit: Emit, again: str) -> tuple[Path, Document]:
             kept, left_out = checks.shared(runs, found.asked, _questions)
             found = replace(found, kept=kept if left_out else None)
         emit("measuring", runs=len(runs))
-        said = _said(sources, runs)
-        title = f"Methods compared on {Path(sources.recipe).stem}" if sources.recipe else "Runs compared"
-        made = build(found, out, title, asked.command(), asked.gates, asked.extras, left_out, said, emit)
+        title = f"Methods compared on {Path(recipe).stem}" if recipe else "Runs compared"
+        made = build(found, out, title, asked, asked.record(recipe, runs, said), left_out, emit)
         document = folder.canonical(made)
         folder.write(out, document)
     return out, document
+
+
+class Course(NamedTuple):
+    """Which runs are compared, and where. `recipe` is the word that names it, `said` what is to be said of it."""
+
+    recipe: str | None
+    runs: list[Run]
+    out: Path
+    said: Sequence[str]
+
+
+def _planned(asked: Asked) -> Course:
+    """What the words ask for: runs that a recipe still has to train, and runs that are there."""
+    sources = cells.sort(asked.words)
+    runs = cells.found(sources.runs, _plan(asked, sources))
+    if not runs:
+        raise UsageError("nothing to compare", "name a recipe, run folders or a comparison folder")
+    return Course(sources.recipe, runs, _out(asked, sources, runs), _said(sources, runs))
+
+
+def _read(before: Remembered, asked: Asked) -> Course:
+    """What a comparison folder's document was made of; nothing is to train, and the recipe's file is not needed."""
+    return Course(before.recipe, before.found(), asked.out or before.folder, before.said)
 
 
 def _plan(asked: Asked, sources: Sources) -> list[Run]:
@@ -108,9 +107,10 @@ def _out(asked: Asked, sources: Sources, runs: Sequence[Run]) -> Path:
 
 
 def _placed(run: Run, out: Path) -> Run:
-    """A run that was found, called by where it lies in the comparison folder if it lies there."""
-    inside = run.folder.resolve().is_relative_to(out.resolve())
-    return replace(run, shown=run.folder.resolve().relative_to(out.resolve()).as_posix()) if inside else run
+    """A run that was found, called by where it lies in the comparison folder, or by the end of its path."""
+    place, within = run.folder.resolve(), out.resolve()
+    inside = place.is_relative_to(within)
+    return replace(run, shown=place.relative_to(within).as_posix() if inside else tail(run.folder))
 
 
 def _refuse_other(run: Run) -> None:

@@ -66,15 +66,22 @@ class Facing:
 
 
 def contrasts(arms: Sequence[Measured], lead: Measured) -> tuple[list[Contrast], list[str]]:
-    """Every contrast, p adjusted over all of them; and a sentence for each pair that shares no seed."""
+    """Every contrast, p adjusted over the lead's and, apart from them, over the others; and a sentence for each pair
+    that shares no seed."""
     sets, notes = [], []
     for left, right in pairs(arms, lead):
         try:
             sets.append(Facing(left, right, paired(left.scores, right.scores)))
         except UsageError:
             notes.append(f"{left.name} and {right.name} share no problem under the same seed and are not compared.")
-    adjusted = holm([one.found.p for one in sets]) if sets else []
-    return [_contrast(one, p, arms) for one, p in zip(sets, adjusted, strict=True)], notes
+    # `pairs` gives the lead's first.
+    families = ([one for one in sets if one.left is lead], [one for one in sets if one.left is not lead])
+    adjusted = [(one, p) for family in families for one, p in zip(family, _adjusted(family), strict=True)]
+    return [_contrast(one, p, arms) for one, p in adjusted], notes
+
+
+def _adjusted(family: Sequence[Facing]) -> list[float]:
+    return holm([one.found.p for one in family])
 
 
 def _contrast(one: Facing, p_holm: float, arms: Sequence[Measured]) -> Contrast:

@@ -11,18 +11,26 @@ from agon_cli.compare.arms import Measured
 from agon_cli.compare.cells import Run
 from agon_cli.compare.contrasts import equal_budget
 from agon_cli.compare.evidence import Evidence, flags
-from agon_cli.document import Contrast
+from agon_cli.document import Contrast, Exchange
 
 _MOST_FLAGS = 12
+LEAKING = 0.25
+"""Share of summaries that give the answer away from which on it is said."""
 
 
 def notes(
-    evidence: Evidence, arms: Sequence[Measured], lead: Measured, found: Sequence[Contrast], left_out: int
+    evidence: Evidence,
+    arms: Sequence[Measured],
+    lead: Measured,
+    found: Sequence[Contrast],
+    exchanges: Sequence[Exchange],
+    left_out: int,
 ) -> list[str]:
     """All of them, most important first."""
     return [
         *_how_much(arms, lead, found),
         *_unmatched(lead, found),
+        *_leaking(exchanges),
         *_intersection(left_out),
         *_directions(arms),
         *_seeds(arms, lead),
@@ -41,6 +49,11 @@ def _how_much(arms: Sequence[Measured], lead: Measured, found: Sequence[Contrast
         said.append(
             "One seed: intervals are over problems alone and say nothing of how another training run would end."
         )
+    if len(lead.seeds) == 2:
+        said.append(
+            "Two seeds: what differs between training runs is estimated from one difference (t with one degree of "
+            "freedom), so intervals may be very wide, or narrow by luck; three seeds or more tell much more."
+        )
     mine = [contrast for contrast in found if contrast["left"] == lead.name]
     if mine:
         telling = next((c for c in mine if c["right"] in ("coop", "grpo")), mine[0])
@@ -50,18 +63,44 @@ def _how_much(arms: Sequence[Measured], lead: Measured, found: Sequence[Contrast
             f"{telling['left']} and {telling['right']} below {points:.1f} points would often go unseen."
         )
     if len(found) > 1:
-        said.append(f"p values are adjusted over all {len(found)} contrasts (Holm).")
+        said.append(_adjusted(len(mine), len(found) - len(mine), lead))
     return said
+
+
+def _adjusted(mine: int, others: int, lead: Measured) -> str:
+    if not (mine and others):
+        return f"p values are adjusted over all {mine + others} contrasts (Holm)."
+    return (
+        f"p values are adjusted (Holm) in two families: the {_count(mine, 'contrast')} of {lead.name}, which the claim "
+        f"rests on, and the {_count(others, 'other')}, which describe."
+    )
 
 
 def _unmatched(lead: Measured, found: Sequence[Contrast]) -> list[str]:
     mine = [c for c in found if c["left"] == lead.name and not c["right"].startswith(f"{lead.name} ")]
-    bare = [c["right"] for c in mine if not equal_budget(c["budget_ratio"]) and c["matched"] is None]
+    bare = [_apart(c) for c in mine if not equal_budget(c["budget_ratio"]) and c["matched"] is None]
     if not bare:
         return []
+    budgets = "the same budget" if len(bare) == 1 else "their players and the same budget"
+    return [f"{lead.name} generates {', '.join(bare)}; no arm was measured at {budgets}."]
+
+
+def _apart(contrast: Contrast) -> str:
+    ratio, right = contrast["budget_ratio"], contrast["right"]
+    if ratio is None:
+        return f"tokens where {right} generates none"
+    return f"{100 * abs(ratio - 1):,.0f} % {'more' if ratio > 1 else 'fewer'} tokens a problem than {right}"
+
+
+def _leaking(exchanges: Sequence[Exchange]) -> list[str]:
+    """Pairs whose solver could copy the answer off the summary."""
+    found = [(one["method"], leak) for one in exchanges if (leak := one["end"]["leak"]) is not None and leak > LEAKING]
+    if not found:
+        return []
+    shares = ", ".join(f"{name} {100 * leak:.0f} %" for name, leak in found)
     return [
-        f"{lead.name} generates over 10 % more or fewer tokens a problem than {', '.join(bare)}, and no arm spends as "
-        "many on their players."
+        f"Summaries that the answer can be read off, at the end of training: {shares}. A gain may then partly be "
+        "answers copied from drafts; the copy rates and the placebos tell more."
     ]
 
 

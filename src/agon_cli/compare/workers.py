@@ -21,6 +21,8 @@ Emit = Callable[..., None]
 LOOK = 1.0
 """Seconds between two looks at how far the runs are."""
 _END_OF_LOG = 1 << 16
+_TELLING = 5
+"""Steps that must have been trained before they tell how long the others take."""
 
 
 class RunFailed(AgonError):
@@ -119,13 +121,14 @@ def _watch(crew: _Crew, done: int, emit: Emit) -> tuple[Run, launch.Worker] | No
     looked = 0.0
     while True:
         for run in crew.fill():
-            emit("began", name=run.name)
+            pace.starts(run)
+            emit("began", name=run.name, called=run.called, step=pace.saved[run.name])
         for run, worker in [pair for pair in crew.working if pair[1].code is not None]:
             if worker.code == 0:
                 crew.working.remove((run, worker))
                 crew.finished += 1
                 launch.end([worker])
-                emit("ended", name=run.name, done=done + crew.finished, total=done + pace.count)
+                emit("ended", name=run.name, called=run.called, done=done + crew.finished, total=done + pace.count)
             elif failed is None and not crew.stopping:
                 failed = run, worker
                 crew.stop(signal.SIGINT)
@@ -138,30 +141,49 @@ def _watch(crew: _Crew, done: int, emit: Emit) -> tuple[Run, launch.Worker] | No
 
 
 class _Pace:
-    """How far the crew is, and when it will be done if it goes on as it did so far."""
+    """How far the crew is, and when it will be done if it goes on as it did since the first training began. Runs that
+    are evaluated alone are over in no time beside the others, and tell nothing of them."""
 
     def __init__(self, crew: _Crew) -> None:
         self._crew = crew
-        self._begun = time.monotonic()
+        self._begun: float | None = None
+        self._steps = {run.name: run.steps for run in crew.waiting}
+        self.saved = {run.name: saved(run.folder) for run in crew.waiting}
+        """The step that each goes on from."""
         self._before = {run.name: _step(run) for run in crew.waiting}
         self._weight = {run.name: 1 + run.steps for run in crew.waiting}  # an evaluation at the end is one more
         self.count = len(crew.waiting)
 
+    def starts(self, run: Run) -> None:
+        """A run is being started."""
+        if self._begun is None and run.steps:
+            self._begun = time.monotonic()
+
     def look(self, done: int) -> dict[str, Any]:
         """Runs done, at work (each with its step) and waiting, and the seconds left, None while nothing tells."""
         at_work: list[dict[str, Any]] = [
-            {"name": run.name, "step": _step(run), "steps": run.steps} for run, _ in self._crew.working
+            {"name": run.name, "called": run.short, "step": _step(run), "steps": run.steps}
+            for run, _ in self._crew.working
         ]
         open_names = {run.name for run in self._crew.waiting} | {row["name"] for row in at_work}
-        gone = sum(self._weight[name] - self._before[name] for name in self._weight if name not in open_names)
+        over = [name for name, steps in self._steps.items() if steps and name not in open_names]
+        gone = sum(self._weight[name] - self._before[name] for name in over)
         gone += sum(row["step"] - self._before[row["name"]] for row in at_work)
         left = sum(self._weight[run.name] - self._before[run.name] for run in self._crew.waiting)
         left += sum(self._weight[row["name"]] - row["step"] for row in at_work)
-        elapsed = time.monotonic() - self._begun
+        elapsed = 0.0 if self._begun is None else time.monotonic() - self._begun
         return {
             "done": done + self._crew.finished, "total": done + self.count, "working": at_work,
-            "waiting": len(self._crew.waiting), "left": elapsed * left / gone if gone > 0 else None,
+            "waiting": len(self._crew.waiting), "left": elapsed * left / gone if gone >= _TELLING else None,
         }  # fmt: skip
+
+
+def saved(run: Path) -> int:
+    """The step of a run's newest whole checkpoint; 0 without one."""
+    from agon_cli.checkpoint import newest  # which loads torch
+
+    path, _ = newest(run / "checkpoints")
+    return 0 if path is None else int(path.name.removeprefix("step-").partition(".")[0])
 
 
 def _step(run: Run) -> int:

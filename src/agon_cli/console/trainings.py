@@ -41,13 +41,13 @@ class Lines(Observer):
         """Say what is there and what is to be trained."""
         self.say(f"{total} {'run' if total == 1 else 'runs'}: {done} done, {total - done} to train, {jobs} at once")
 
-    def on_began(self, name: str) -> None:
+    def on_began(self, called: str, step: int, **_: Any) -> None:
         """Say that a run begins or goes on."""
-        self.say(f"{name} begins")
+        self.say(f"{called} goes on at step {step}" if step else f"{called} begins")
 
-    def on_ended(self, name: str, done: int, total: int) -> None:
+    def on_ended(self, called: str, done: int, total: int, **_: Any) -> None:
         """Say that a run is complete."""
-        self.say(f"{name} is done, {done} of {total}")
+        self.say(f"{called} is done, {done} of {total}")
 
     def on_progress(self, **row: Any) -> None:
         """Say how far the runs are, unless that was said a moment ago."""
@@ -59,9 +59,9 @@ class Lines(Observer):
         """Say that training is over."""
         self.say(f"{runs} {'run is' if runs == 1 else 'runs are'} there; comparing them")
 
-    def on_extra(self, name: str, what: str) -> None:
+    def on_extra(self, called: str, what: str, **_: Any) -> None:
         """Say which further arm is being evaluated."""
-        self.say(f"{name}: evaluating {what}")
+        self.say(f"{called}: evaluating {what}")
 
 
 class Board(Lines):
@@ -95,7 +95,11 @@ class Board(Lines):
 
 def progress_line(row: dict[str, Any]) -> str:
     """Runs done, at work and to come, and how long it may take."""
-    working = ", ".join(f"{one['name']} {one['step']}/{one['steps']}" for one in row["working"])
+    working = ", ".join(f"{one['called']} {_how_far(**one)}" for one in row["working"])
     left = "" if row["left"] is None else f", about {duration(row['left'])} left"
     parts = [f"{row['done']} of {row['total']} runs done", *([working] if working else [])]
     return "; ".join([*parts, f"{row['waiting']} to come{left}"])
+
+
+def _how_far(step: int, steps: int, **_: Any) -> str:
+    return f"{step}/{steps}" if step < steps else "evaluating"

@@ -25,7 +25,7 @@ def judged(
 ) -> Judgement:
     """The verdict on left against right.
 
-    `p_holm` is adjusted over all contrasts that are shown together; `budget_ratio` is generated tokens of left over
+    `p_holm` is adjusted over the contrasts of one family; `budget_ratio` is generated tokens of left over
     those of right, None where they were not measured; `matched` names an arm that spends left's tokens on right's
     players. Without one, and with budgets further apart than `SAME_BUDGET`, nothing is called better or worse, only
     higher or lower.

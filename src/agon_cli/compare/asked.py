@@ -1,0 +1,170 @@
+"""What a comparison was asked for: by its command line, or before, as the document in its folder remembers it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from agon_cli.compare import cells
+from agon_cli.compare.cells import Cell, Run
+from agon_cli.compare.folder import DOCUMENT
+from agon_cli.document import FORMAT
+from agon_cli.errors import UsageError
+from agon_cli.players import recipe_of
+from agon_cli.runlog import is_run
+
+_NAME = re.compile(r"(.+)/seed-([0-9]{1,18})")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A comparison as the command line asks for it."""
+
+    words: tuple[str, ...]
+    methods: str | None = None
+    seeds: int | None = None
+    out: Path | None = None
+    gates: tuple[str, ...] = ()
+    intersect: bool = False
+    extras: bool = True
+    jobs: int | None = None
+
+    def command(self) -> str:
+        """What makes the same document again, wherever it is written."""
+        words = ["agon", "compare", *self.words]
+        words += ["--methods", self.methods] if self.methods is not None else []
+        words += ["--seeds", str(self.seeds)] if self.seeds is not None else []
+        words += [word for gate in self.gates for word in ("--gate", gate)]
+        words += ["--intersect"] * self.intersect + ["--no-extras"] * (not self.extras)
+        return shlex.join(words)
+
+    def told(self) -> Asked:
+        """The same with absolute paths cut short, as documents tell it."""
+        return replace(self, words=tuple(map(cut, self.words)))
+
+    def record(self, recipe: str | None, runs: Sequence[Run], said: Sequence[str]) -> dict[str, Any]:
+        """What the document remembers, so that `remembered` can ask for the same. `recipe` is the word that names it,
+        `said` what was to be said of it."""
+        told = self.told()
+        return {
+            "words": list(told.words), "recipe": None if recipe is None else cut(recipe), "methods": self.methods,
+            "seeds": self.seeds, "gates": list(self.gates), "intersect": self.intersect, "extras": self.extras,
+            "runs": [run.name for run in runs], "said": list(said),
+        }  # fmt: skip
+
+
+def tail(path: str | Path) -> str:
+    """The last two parts of a path, beneath the home directory where it lies in it: enough to know a run by, and
+    nothing of the machine."""
+    whole, home = (Path(os.path.abspath(os.path.expanduser(one))) for one in (path, "~"))
+    parts = whole.relative_to(home).parts if whole.is_relative_to(home) else whole.parts[1:]
+    return Path(*parts[-2:]).as_posix()
+
+
+def cut(word: str) -> str:
+    """A word of the command line as documents tell it."""
+    return tail(word) if os.path.isabs(os.path.expanduser(word)) else word
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """What the document of a comparison folder was asked for and made of. `runs` are places by name, in the order of
+    the comparison."""
+
+    folder: Path
+    asked: Asked
+    recipe: str | None
+    runs: Mapping[str, str]
+    said: tuple[str, ...]
+
+    def with_options(self, asked: Asked) -> Asked:
+        """What was asked then, with what is asked now on top."""
+        then, words = self.asked, self.asked.words
+        out = asked.out or self.folder
+        if out.resolve() != self.folder.resolve():
+            words = (*words, *(word for word in asked.words if word not in words))
+        return replace(
+            asked, words=words, out=out, methods=asked.methods or then.methods,
+            seeds=then.seeds if asked.seeds is None else asked.seeds, gates=asked.gates or then.gates,
+            intersect=asked.intersect or then.intersect, extras=asked.extras and then.extras,
+        )  # fmt: skip
+
+    def found(self) -> list[Run]:
+        """The runs of the document, where they lie. Raises UsageError for one that is gone or is another."""
+        methods = cells.methods_of(self.asked.methods) if self.recipe is not None else []
+        known = {cell.name: cell for cell in cells.cells_of(methods)}
+        elsewhere = {tail(run): run for word in self.asked.words for run in _runs_named(word)}
+        plan: list[Run] = []
+        others: list[tuple[Path, str]] = []
+        for name, place in self.runs.items():
+            here = self.folder / place
+            path = here if is_run(here) else elsewhere.get(place)
+            if path is None:
+                hint = f"put it back, make the comparison again ({self.asked.command()}), or name its runs one by one"
+                raise UsageError(f"{self.folder}: run {name} is not at {place}", hint)
+            cell = known.get(name.rpartition("/")[0])
+            if cell is None:
+                others.append((path, place))
+            else:
+                plan.append(_run(cell, name, path, place))
+        return cells.found(others, plan)
+
+
+def _run(cell: Cell, name: str, path: Path, place: str) -> Run:
+    recipe = recipe_of(path)
+    run = Run(cell, recipe.seed, path, recipe, None, place)
+    if run.name != name or cell.overrides[0] != f"method={recipe.method.preset}":
+        message = f"{path}: a run of {recipe.method.preset} under seed {recipe.seed}, where {name} belongs"
+        raise UsageError(message, "put the run back that was compared")
+    return run
+
+
+def _runs_named(word: str) -> list[Path]:
+    """The runs that a word of the command line names; none where it names something else, or nothing any more."""
+    try:
+        return [run for run, _ in cells.sort([word]).runs]
+    except UsageError:
+        return []
+
+
+def remembered(words: Sequence[str]) -> Remembered | None:
+    """What the document in a comparison folder remembers, where that folder is all that was named. None where there is
+    no document, or none that remembers."""
+    if len(words) != 1:
+        return None
+    folder = Path(os.path.expanduser(words[0]))
+    try:
+        if is_run(folder):
+            return None
+        document = json.loads((folder / DOCUMENT).read_bytes())
+        provenance = document["provenance"]
+        asked, places = provenance["asked"], provenance["runs"]
+        if document["format"] != FORMAT or not _is_record(asked):
+            return None
+        then = Asked(
+            tuple(asked["words"]), asked["methods"], asked["seeds"], None, tuple(asked["gates"]), asked["intersect"],
+            asked["extras"],
+        )  # fmt: skip
+        runs = {name: places[name] for name in asked["runs"]}
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return None
+    if not (runs and _are_texts(list(runs.values())) and all(map(_NAME.fullmatch, runs))):
+        return None
+    return Remembered(folder, then, asked["recipe"], runs, tuple(asked["said"]))
+
+
+def _is_record(asked: Mapping[str, Any]) -> bool:
+    texts = all(_are_texts(asked[key]) for key in ("words", "gates", "runs", "said"))
+    options = all(asked[key] is None or isinstance(asked[key], str) for key in ("recipe", "methods"))
+    flags = all(isinstance(asked[key], bool) for key in ("intersect", "extras"))
+    return texts and options and flags and (asked["seeds"] is None or type(asked["seeds"]) is int)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
