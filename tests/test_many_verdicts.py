@@ -29,7 +29,7 @@ def drawn(count: int, seed: int) -> list[tuple[str, str, set[str]]]:
     for index in range(count):
         n = draw.randrange(2, 10**6)
         if index % DEADLY_EVERY == DEADLY_EVERY - 1:
-            made.append((r"x+\log 7", rf"({draw.randrange(900, 999)}!)^{{{n % 90 + 900}}}", {"timeout"}))
+            made.append((r"x+\log 7", rf"({draw.randrange(900, 999)}!)^{{{n % 90 + 900}}}", {"timeout", "wrong"}))
         elif index % 10 == 0:
             made.append((str(n), draw.choice(SCREENED), {"unreadable", "wrong"}))
         elif index % 10 == 1:
