@@ -164,10 +164,11 @@ HARMFUL = {
 }  # fmt: skip
 
 
-def test_harmful_and_honest_programs_in_one_batch_each_get_their_own_verdict(monkeypatch, adopting):
+def test_harmful_and_honest_programs_in_one_batch_each_get_their_own_verdict(monkeypatch, adopting, tmp_path):
     monkeypatch.setattr(code, "WALL_FACTOR", 0.0)
     monkeypatch.setattr(code, "WALL_EXTRA", 1.5)
-    before, folders = children(), set(Path(tempfile.gettempdir()).glob("agon-program-*"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # other tests make folders in the common one meanwhile
+    before = children()
     verifier = CodeVerifier(timeout=2.0)
     batch = [entry for program, status in HARMFUL.values() for entry in ((program, status), (DOUBLE, "correct"))]
     began = time.monotonic()
@@ -178,7 +179,7 @@ def test_harmful_and_honest_programs_in_one_batch_each_get_their_own_verdict(mon
     assert got == {name: status for name, (_, status) in HARMFUL.items()}
     assert {verdict.status for verdict in verdicts[1::2]} == {"correct"}
     assert children() == before
-    assert set(Path(tempfile.gettempdir()).glob("agon-program-*")) <= folders
+    assert list(tmp_path.iterdir()) == []
     assert took < 120, "nothing may hold the pool for longer than its own limits"
 
 
@@ -455,9 +456,10 @@ def test_unguarded_programs_get_the_same_verdicts(unguarded, adopting):
     assert children() == before
 
 
-def test_an_unguarded_program_sees_no_environment_and_leaves_nothing(unguarded, monkeypatch, adopting):
+def test_an_unguarded_program_sees_no_environment_and_leaves_nothing(unguarded, monkeypatch, adopting, tmp_path):
     monkeypatch.setenv("AGON_TEST_SECRET", "4")
-    folders, before = set(Path(tempfile.gettempdir()).glob("agon-*")), children()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # other tests make folders in the common one meanwhile
+    before = children()
     secrets = "import os\nprint([n for n in os.environ if n not in ('PWD', 'LC_CTYPE', 'PYTHONHASHSEED', 'OLDPWD')])"
     assert one(unguarded, secrets, expected="[]").status == "correct"
     left = "import os, time\nif os.fork() == 0:\n    time.sleep(60)\nopen('left', 'w').write('x')\nprint(4)"
@@ -465,4 +467,4 @@ def test_an_unguarded_program_sees_no_environment_and_leaves_nothing(unguarded, 
     psutil.wait_procs([psutil.Process(pid) for pid in children() - before], timeout=5)
     alive = [pid for pid in children() - before if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
     assert alive == []
-    assert set(Path(tempfile.gettempdir()).glob("agon-*")) <= folders
+    assert list(tmp_path.iterdir()) == []
