@@ -436,8 +436,8 @@ def run_hostile(*words: str) -> dict:
 
 
 def most_seconds() -> float:
-    """CPU time decides: 2 s where every process has a processor, and elsewhere the cap on what sleeps."""
-    calm = os.getloadavg()[0] < len(os.sched_getaffinity(0))
+    """CPU time decides: 2 s where half the processors are free, and elsewhere the cap on what sleeps."""
+    calm = os.getloadavg()[0] < len(os.sched_getaffinity(0)) / 2
     return 2.0 if calm else WALL_FACTOR * grader.LONGEST_WORK + 3.0
 
 
