@@ -210,10 +210,8 @@ def test_steps_of_every_trained_method_equal_the_reference(preset, folder):
 
 @pytest.mark.parametrize("preset", UNTRAINED)
 def test_untrained_methods_score_alike_but_take_no_step(preset, folder):
-    from agon_cli.train import last_step
-
     recipe = make_recipe(folder, preset)
-    assert last_step(recipe) == 0
+    assert recipe.training_steps == 0
     policy = Policy(recipe)
     assert all(not tensor.any() for name, tensor in policy.parameters("A").items() if "lora_B" in name)
     board, engine = arena(recipe, policy)

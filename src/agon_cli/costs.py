@@ -98,7 +98,7 @@ def sizes(recipe: Recipe, gpus: int = 1) -> Sizes:
 
 def tokens(recipe: Recipe, step: Sizes, gpus: int) -> Row:
     """Tokens of a step on all devices and of the whole run, at most: sampled, of prompts read, through the update."""
-    steps = 0 if recipe.method.players == "base" else recipe.steps
+    steps = recipe.training_steps
     each = {
         "drafts": gpus * step.problems * step.drafts * step.completion,
         "challenges": gpus * step.problems * step.challenges * step.completion,
@@ -129,7 +129,7 @@ def _evaluated(recipe: Recipe) -> int:
 def disk(recipe: Recipe, adapters: int) -> Row:
     """Bytes in the run folder at most: a checkpoint, those kept at once, and the rows of all completions. Text is taken
     at TEXT_BYTES a token and every completion at its cap."""
-    steps = 0 if recipe.method.players == "base" else recipe.steps
+    steps = recipe.training_steps
     one = 12 * adapters  # weights and two moments, float32
     row = ROW_BYTES + TEXT_BYTES * (recipe.rollout.max_tokens + recipe.summary.max_tokens)
     completions = 2 * recipe.rollout.problems * recipe.rollout.group_size * steps
@@ -233,7 +233,7 @@ def seconds(base: Outline, recipe: Recipe, step: Sizes, measured: Speed) -> Row:
     update = flops["update"] / measured.wide + micro * traced.calls * measured.call
     if recipe.method.players == "base":
         update = 0.0
-    steps = 0 if recipe.method.players == "base" else recipe.steps
+    steps = recipe.training_steps
     evaluation = _evaluated(recipe) * sampling / max(1, step.completions)
     return {"sampling": sampling, "update": update, "step": sampling + update, "evaluation": evaluation,
             "run": steps * (sampling + update) + evaluation}  # fmt: skip

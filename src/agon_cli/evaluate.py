@@ -54,7 +54,12 @@ def _quiet(_: str) -> None:
 def choose(dev_arms: Sequence[Row]) -> str | None:
     """The cascade direction that did best on the dev split (the first of equals); None where there is no cascade."""
     cascades = [arm for arm in dev_arms if arm["mode"] == "cascade"]
-    return max(cascades, key=lambda arm: arm["accuracy"] or 0.0)["arm"] if cascades else None
+    return best(cascades) if cascades else None
+
+
+def best(arms: Sequence[Row]) -> str:
+    """The arm that did best, the first of equals. Raises ValueError for none."""
+    return str(max(arms, key=lambda arm: arm["accuracy"] or 0.0)["arm"])
 
 
 def direction(name: str) -> Pairing:

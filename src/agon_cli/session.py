@@ -38,7 +38,7 @@ class Plan:
     @property
     def steps(self) -> int:
         """Optimiser steps; none where the method leaves the base as it is."""
-        return 0 if self.recipe.method.players == "base" else self.recipe.steps
+        return self.recipe.training_steps
 
     @property
     def every(self) -> int:

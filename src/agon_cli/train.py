@@ -39,7 +39,6 @@ from agon_cli.checkpoint import PlayerState, Snapshot, load, newest, save
 from agon_cli.evaluate import arms, evaluate
 from agon_cli.memory import peak_bytes
 from agon_cli.metrics import Watch, check_grading, grader_errors
-from agon_cli.recipe.schema import Recipe
 from agon_cli.records import rollout_rows, step_metrics, telling_sample
 from agon_cli.roles import Pairing, pairing
 from agon_cli.rollout import play
@@ -82,7 +81,7 @@ def train(world: World, run: RunFolder | None, emit: Emit, stop: Callable[[], bo
     budget = Budget(recipe.optim.micro_batch_tokens, lambda text: emit("warning", text=text))
     canary = Canary(policy, world.arena.engine, telling_prompts(world), recipe.rollout.max_tokens)
     canary.start()
-    last = max(start, min(last_step(recipe), until if until is not None else recipe.steps))
+    last = max(start, min(recipe.training_steps, until if until is not None else recipe.steps))
     for step in range(start, last):
         evaluate_if_due(world, run, step, emit)
         clock = Clock(emit)
@@ -109,7 +108,7 @@ def train(world: World, run: RunFolder | None, emit: Emit, stop: Callable[[], bo
             checkpoint(world, run, optimisers, step + 1, emit)
         if halted:
             return step + 1
-    if last == last_step(recipe) and evaluate_if_due(world, run, last, emit):
+    if last == recipe.training_steps and evaluate_if_due(world, run, last, emit):
         checkpoint(world, run, optimisers, last, emit)
     return last
 
@@ -118,11 +117,6 @@ def telling_prompts(world: World) -> dict[str, Prompt]:
     """What each player is asked when its engine is checked: the first training problem."""
     first = world.splits.train[0]
     return {name: renderer.plain(first) for name, renderer in world.arena.renderers.items()}
-
-
-def last_step(recipe: Recipe) -> int:
-    """Optimiser steps of the recipe's method; none for the untrained base."""
-    return 0 if recipe.method.players == "base" else recipe.steps
 
 
 def resume(
@@ -182,7 +176,7 @@ def evaluate_if_due(world: World, run: RunFolder | None, step: int, emit: Emit) 
     """Evaluate before the first step and after the last on dev and test, in between on dev every `eval.every` steps,
     unless the run already holds it."""
     recipe = world.recipe
-    ends = step in (0, last_step(recipe))
+    ends = step in (0, recipe.training_steps)
     if not ends and not (recipe.eval.every and step % recipe.eval.every == 0):
         return False
     have = world.arena.ranks.told(lambda: {(row["step"], row["split"]) for row in run.read("evals")} if run else set())

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from agon_cli.document import Arm, ArmSeed, Estimate, Tokens
 from agon_cli.errors import UsageError
-from agon_cli.evaluate import choose, direction
+from agon_cli.evaluate import best, direction
 from agon_cli.metrics import mean
 from agon_cli.recipe.presets import PRESETS
 from agon_cli.roles import Pairing
@@ -221,18 +221,16 @@ class Evaluated:
     def _choose(self) -> str:
         """What did best on dev, the first of equals."""
         dev = [
-            # `choose` takes cascades; players alone are chosen among in the same way.
-            {"arm": arm, "mode": "cascade", "accuracy": self._at["dev", arm].accuracy}
+            {"arm": arm, "accuracy": self._at["dev", arm].accuracy}
             for arm in self.candidates
             if ("dev", arm) in self._at
         ]
-        best = choose(dev)
-        if best is None or len(dev) < len(self.candidates):
+        if len(dev) < len(self.candidates):
             raise UsageError(
                 f"{self.whose}: no dev evaluation at step {self.step} to choose among {', '.join(self.candidates)}",
                 "let `agon train` finish the run",
             )
-        return str(best)
+        return best(dev)
 
     def _accuracies(self, split: str) -> dict[str, float]:
         if len(self.candidates) == 1:

@@ -91,7 +91,7 @@ class Run:
     @property
     def steps(self) -> int:
         """Optimiser steps; none where the method leaves the base as it is."""
-        return 0 if self.recipe.method.players == "base" else self.recipe.steps
+        return self.recipe.training_steps
 
 
 @dataclass(frozen=True)

@@ -336,6 +336,11 @@ class Recipe(Section):
         names = tuple(self.players)
         return names if self.method.players == "all" else names[:1]
 
+    @property
+    def training_steps(self) -> int:
+        """Optimiser steps that a run takes; none where the method leaves the base as it is."""
+        return 0 if self.method.players == "base" else self.steps
+
     def model_of(self, player: str) -> Model:
         """The base that a player's adapter sits on."""
         return self.players[player].model or self.model

@@ -17,7 +17,7 @@ from agon_cli.compare.evidence import curve_points, spending
 from agon_cli.compare.rows import checked
 from agon_cli.document import FORMAT, Arm, Curve, Line, RunDocument, Trace
 from agon_cli.errors import AgonError, UsageError
-from agon_cli.evaluate import choose, direction
+from agon_cli.evaluate import best, direction
 from agon_cli.players import recipe_of
 from agon_cli.recipe import Recipe, resolved
 from agon_cli.report.examples import samples
@@ -76,7 +76,7 @@ def document(run: Path) -> RunDocument:
             f"{run / 'evals.jsonl'}: no evaluation on the test split", "let `agon train` get as far as its first one"
         )
     metrics = list(map(_numbers, checked(run, "metrics")))
-    reached = Reached(steps[0], steps[-1], _taken(metrics, steps[-1]), _wanted(recipe))
+    reached = Reached(steps[0], steps[-1], _taken(metrics, steps[-1]), recipe.training_steps)
     first, last = reached.first, reached.last
     chosen, on_dev = _deployed(found, last)
     arms = _arms(found, last, recipe, chosen)
@@ -121,10 +121,6 @@ def _problems(recipe: Recipe) -> dict[str, Problem]:
     return {}
 
 
-def _wanted(recipe: Recipe) -> int:
-    return 0 if recipe.method.players == "base" else recipe.steps
-
-
 def _taken(metrics: Sequence[Row], last: int) -> int:
     """Steps that have been taken, `last` at least."""
     return max([last, *(int(row["step"]) + 1 for row in metrics)])
@@ -139,10 +135,8 @@ def _deployed(found: Mapping[Place, Tally], last: int) -> tuple[str, int | None]
     whole = [step for step in steps if all(Place(step, "dev", arm) in found for arm in candidates)]
     if not whole:
         return candidates[0], None
-    places = [Place(max(whole), "dev", arm) for arm in candidates]
-    # `choose` takes cascades; players alone are chosen among in the same way.
-    dev = [{"arm": place.arm, "mode": "cascade", "accuracy": found[place].accuracy} for place in places]
-    return choose(dev) or candidates[0], max(whole)
+    dev = [{"arm": arm, "accuracy": found[Place(max(whole), "dev", arm)].accuracy} for arm in candidates]
+    return best(dev), max(whole)
 
 
 def _arms(found: Mapping[Place, Tally], step: int, recipe: Recipe, chosen: str, before: int | None = None) -> list[Arm]:
