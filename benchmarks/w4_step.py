@@ -19,10 +19,10 @@ from torch.optim import AdamW
 
 from agon_cli import __version__, data
 from agon_cli.assemble import World, assemble
+from agon_cli.clock import Clock
 from agon_cli.recipe import Recipe, load
 from agon_cli.roles import pairing
 from agon_cli.rollout import play
-from agon_cli.train import Clock
 from agon_cli.update import learning_rate, make_optimiser, update
 from staged import RIGHT, Staged
 from workloads import machine, print_line
@@ -41,7 +41,7 @@ class Side:
     def lap(self) -> dict[str, Any]:
         """Seconds, tokens and prompt tokens of one lap."""
         self.engine.completions = self.engine.prompt_tokens = self.engine.tokens = 0
-        clock = Clock(lambda *_, **__: None)
+        clock = Clock()
         since = time.perf_counter()
         for _ in range(self.steps):
             self._step(clock)

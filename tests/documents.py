@@ -152,7 +152,8 @@ def _cost(arm: Arm) -> Cost:
     spent = arm["tokens"]
     return {"arm": arm["name"], "training": training if arm["trained"] else None,
             "training_seconds": seconds if arm["trained"] else None,
-            "inference": {"draft": spent["draft"], "prefill": spent["prefill"], "answer": spent["answer"]}}  # fmt: skip
+            "inference": {"draft": spent["draft"], "prefill": spent["prefill"], "answer": spent["answer"]},
+            "inference_seconds": None}  # fmt: skip
 
 
 def _stage(player: str, answer: str, right: bool, text: str | None = None) -> Stage:

@@ -42,7 +42,7 @@ def evaluated(folder: Path, ranks: Ranks, count: int) -> list[dict[str, Any]]:
     board, engine = arena(recipe, Policy(recipe))
     engine.begin(script_of(5, 2), ["draft", "draft", "challenge", "challenge"])
     problems = [problem(number) for number in range(count)]
-    return evaluate(replace(board, ranks=ranks), problems, "dev", 4, "cascade", 2, silent)
+    return evaluate(replace(board, ranks=ranks), problems, "dev", 4, "cascade", 2, silent).rows
 
 
 def gradient(recipe: Recipe, groups: list[Group], ranks: Ranks) -> dict[str, torch.Tensor | None]:

@@ -16,7 +16,7 @@ import pytest
 from agon_cli import cli
 from agon_cli.compare import contrasts, extras, spending
 from agon_cli.compare.arms import Evaluated, Measured, OneSeed, Tally, collect, document, gather
-from agon_cli.compare.costs import cost, training
+from agon_cli.compare.costs import Answered, answering, cost, training
 from agon_cli.compare.exchange import exchange
 from agon_cli.compare.extras import Extra
 from agon_cli.compare.stage import Stage, claim, empty, proposers, shuffled, vote
@@ -384,7 +384,9 @@ def test_several_summaries_share_the_room_that_prompts_leave(model):
 
 def test_placebos_differ_from_the_cascade_in_what_is_read_alone(model):
     board, engine = stage(model, "B>A", script_of(3, 4), ["draft", "draft", "challenge", "challenge"])
-    real = [r for r in evaluate(board.arena, board.problems, "test", 40, "cascade", 1, silent) if r["arm"] == "B>A"]
+    real = [
+        r for r in evaluate(board.arena, board.problems, "test", 40, "cascade", 1, silent).rows if r["arm"] == "B>A"
+    ]
     seeds = {(player, question): seed for role, player, question, _, _, seed in engine.seen if role == "challenge"}
     for placebo in (empty, shuffled):
         engine.begin(script_of(3, 4), ["draft", "challenge"])
@@ -711,7 +713,7 @@ def test_costs_are_sums_over_the_steps_and_means_over_the_runs(tmp_path):
     metrics = {seed: steps_of(seed, 9) for seed in (0, 1)}
     spent = [training(written(tmp_path / str(seed), None, [], rows)) for seed, rows in metrics.items()]
     arm = collect({0: made_up(0)}, "agon", "cascade")[0]
-    told = cost(arm, spent)
+    told = cost(arm, spent, [Answered({"answer": 0.5, "draft": 0.25}, 700), Answered({"answer": 0.7}, None)])
     every = [row for rows in metrics.values() for row in rows]
     assert told["training"] == pytest.approx({
         "drafted": sum(row["truth"][0] for row in every) / 2,
@@ -722,7 +724,34 @@ def test_costs_are_sums_over_the_steps_and_means_over_the_runs(tmp_path):
     assert told["training_seconds"] == pytest.approx(
         {phase: sum(row["seconds"][phase] for row in every) / 2 for phase in ("draft", "update")}
     )
-    assert told["inference"] == {key: arm.tokens[key] for key in ("draft", "prefill", "answer")}  # type: ignore[literal-required]
+    tokens = {key: arm.tokens[key] for key in ("draft", "prefill", "answer")}  # type: ignore[literal-required]
+    assert told["inference"] == tokens | {"peak_bytes": 700}
+    assert told["inference_seconds"] == pytest.approx({"answer": 0.6, "draft": 0.125})
+
+
+def test_answering_is_timed_at_the_last_evaluation_and_its_memory_before_the_first_step(tmp_path):
+    run = written(tmp_path / "run", None, [])
+    assert answering(run, "A>B", 4) is None, "a run of an older version"
+    place = {"split": "test", "arm": "A>B", "completions": 4}
+    rows = [
+        place | {"step": 0, "seconds": {"answer": 9.0}, "peak_bytes": 500},
+        place | {"step": 4, "seconds": {"answer": 2.0, "verify": 1.0, "draft": 8.0}, "peak_bytes": 900},
+        place | {"step": 4, "arm": "A", "seconds": {"answer": 7.0}, "peak_bytes": 900},
+        place | {"step": 4, "split": "dev", "seconds": {"answer": 5.0}, "peak_bytes": 900},
+    ]
+    (run / "inference.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert answering(run, "A>B", 4) == Answered({"answer": 0.5, "verify": 0.25, "draft": 2.0}, 500)
+    assert answering(run, "A", 4) == Answered({"answer": 1.75}, None)
+    assert answering(run, "B>A", 4) is None
+    for key, value, what in (
+        ("seconds", {"answer": -1}, "'seconds' holds no times"),
+        ("seconds", 3, "'seconds' holds no times"),
+        ("peak_bytes", 1e400, "'peak_bytes' is no count"),
+        ("arm", None, "'arm' is no text"),
+    ):
+        (run / "inference.jsonl").write_text(json.dumps(rows[0] | {key: value}) + "\n")
+        with pytest.raises(UsageError, match=rf"inference\.jsonl:1: {what}"):
+            answering(run, "A>B", 4)
 
 
 def test_one_pass_writes_answers_alone_and_an_old_run_has_no_peak(tmp_path):
@@ -732,10 +761,10 @@ def test_one_pass_writes_answers_alone_and_an_old_run_has_no_peak(tmp_path):
     spent = training(written(tmp_path / "run", None, [], metrics))
     assert (spent.drafted, spent.answered) == (0, sum(row["tokens"]["sampled"] for row in metrics))
     arm = collect({0: made_up(0, "A")}, "grpo", "single")[0]
-    told = cost(arm, [spent])
+    told = cost(arm, [spent], [])
     assert told["training"] is not None
     assert "peak_bytes" not in told["training"]
-    untrained = cost(collect({0: made_up(0, "A")}, "moa", "cascade")[0], [spent])
+    untrained = cost(collect({0: made_up(0, "A")}, "moa", "cascade")[0], [spent], [])
     assert (untrained["training"], untrained["training_seconds"]) == (None, None)
 
 

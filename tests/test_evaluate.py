@@ -27,7 +27,7 @@ def run(
     board, engine = arena(recipe, Policy(recipe))
     players = len(recipe.cast)
     engine.begin(script_of(7, 8), ["draft"] * players + ["challenge"] * max(1, players * (players - 1)))
-    return evaluate(board, [problem(n) for n in range(16)], "dev", 40, mode, samples, silent)
+    return evaluate(board, [problem(n) for n in range(16)], "dev", 40, mode, samples, silent).rows
 
 
 def test_every_arm_has_one_row_per_problem_and_sample(folder):
@@ -121,6 +121,22 @@ def test_evaluations_at_other_steps_face_the_same_luck_and_other_splits_do_not(f
 
     assert seeds("dev", 0) == seeds("dev", 50)
     assert not set(seeds("dev", 0)) & set(seeds("test", 0))
+
+
+def test_an_evaluation_tells_what_every_arm_took(folder):
+    recipe = make_recipe(folder)
+    board, engine = arena(recipe, Policy(recipe))
+    engine.begin(script_of(7, 8), ["draft"] * 2 + ["challenge"] * 2)
+    found = evaluate(board, [problem(n) for n in range(4)], "dev", 50, "cascade", 2, silent)
+    assert [row["arm"] for row in found.spent] == list(dict.fromkeys(row["arm"] for row in found.rows))
+    assert {(row["step"], row["split"], row["completions"]) for row in found.spent} == {(50, "dev", 8)}
+    took = {row["arm"]: row["seconds"] for row in found.spent}
+    assert set(took["A"]) == {"answer", "verify"}
+    assert set(took["A>B"]) == {"draft", "answer", "verify"}
+    assert took["A>B"]["draft"] == sum(took["A"].values())
+    peaks = [row["peak_bytes"] for row in found.spent]
+    assert peaks == sorted(peaks)
+    assert peaks[0] > 1e6
 
 
 def test_the_direction_is_the_best_of_the_dev_split_and_the_first_of_equals():

@@ -27,6 +27,7 @@ ROWS: dict[str, dict[str, set[str]]] = {
         "roles": set(),
         "summaries": set(),
         "metrics": set(),
+        "clock": set(),
         "stats": {"scipy", "numpy", "statsmodels"},
         "document": set(),
         "losses": {"torch"},

@@ -286,8 +286,12 @@ def test_every_training_is_one_row_and_names_its_arms() -> None:
 def test_columns_without_a_figure_are_left_out_of_the_costs() -> None:
     costs = document()["costs"]
     assert answering(costs)[0] == ["draft", "prefill", "answer"]
-    costs[0]["inference"]["seconds"] = 0.25
-    assert answering(costs)[0] == ["draft", "prefill", "answer", "time"]
+    costs[0]["inference_seconds"] = {"verify": 0.05, "draft": 0.25, "answer": 0.5}
+    costs[0]["inference"]["peak_bytes"] = 6.5e8
+    heads, rows = answering(costs)
+    assert heads[3:] == ["peak", "time: draft", "time: answer", "time: verify", "time in all"]
+    assert rows[0][1][3:] == ["0.65 GB", "0.25 s", "0.5 s", "0.05 s", "0.8 s"]
+    assert rows[1][1][3:] == ["–"] * 5
     for cost in costs:
         if cost["training"] is not None:
             cost["training"] = {"drafted": 0.0, "prefilled": 1.0, "answered": 2.0}
@@ -539,7 +543,7 @@ def test_a_runs_page_says_what_its_logs_say(run: Path, capsys: pytest.CaptureFix
         label = name if step else f"{name}, step 0"
         assert re.search(rf"{label}\n?[^\d]*(drafts|alone)[^\d]*{100 * right:.1f}\[", text), label
     assert [a["id"] for tag, a in outline.attributes if tag == "section"] == [
-        *("arms", "curves", "steps", "drafts", "samples", "notes", "provenance")
+        *("arms", "curves", "steps", "drafts", "costs", "samples", "notes", "provenance")
     ]
     first = (run / "report.html").read_bytes()
     agon(capsys, "report", str(run))
@@ -551,6 +555,18 @@ def test_a_runs_document_against_slow_counts(run: Path) -> None:
 
     found = document_of(run)
     metrics, evals = rows_of(run, "metrics"), rows_of(run, "evals")
+    timed = {row["arm"]: row for row in rows_of(run, "inference") if (row["step"], row["split"]) == (2, "test")}
+    assert {cost["arm"] for cost in found["costs"]} == {
+        arm["name"] for arm in found["arms"] if arm["kind"] != "control"
+    }
+    for cost in found["costs"]:
+        answers = sum((r["arm"], r["step"], r["split"]) == (cost["arm"], 2, "test") for r in evals)
+        seconds = {phase: taken / answers for phase, taken in timed[cost["arm"]]["seconds"].items()}
+        assert cost["inference_seconds"] == pytest.approx(seconds)
+        assert 0 < cost["inference"]["peak_bytes"] <= timed[cost["arm"]]["peak_bytes"]
+        assert cost["training_seconds"] == pytest.approx(
+            {phase: sum(row["seconds"][phase] for row in metrics) for phase in metrics[0]["seconds"]}
+        )
     curve = {one["method"]: one["points"] for one in found["curves"]}
     assert set(curve) == {"A", "B", "A>B", "B>A"}
     for point in curve["A>B"]:

@@ -170,10 +170,10 @@ def test_fresh_deletes_a_run_and_only_a_run(tmp_path: Path) -> None:
     (path / "notes.md").write_text("mine")
     with start(path, changed("lr", 1.0), fresh=True) as run:
         assert not run.resumed
-        assert run.sizes() == {"metrics": 0, "rollouts": 0, "evals": 0}
+        assert run.sizes() == {"metrics": 0, "rollouts": 0, "evals": 0, "inference": 0}
     assert sorted(os.listdir(path)) == [
-        ".lock", "checkpoints", "evals.jsonl", "manifest.json", "metrics.jsonl", "mylink", "notes.md",
-        "recipe.resolved.json", "recipe.yaml", "rollouts.jsonl",
+        ".lock", "checkpoints", "evals.jsonl", "inference.jsonl", "manifest.json", "metrics.jsonl", "mylink",
+        "notes.md", "recipe.resolved.json", "recipe.yaml", "rollouts.jsonl",
     ]  # fmt: skip
     assert os.listdir(path / "checkpoints") == ["mine.txt"]
     assert (tmp_path / "elsewhere" / "weights").read_text() == "mine"
@@ -193,7 +193,7 @@ def test_a_folder_of_anything_else_is_refused_and_left_alone(tmp_path: Path, fre
 
 def test_a_start_that_died_before_its_manifest_begins_again(tmp_path: Path) -> None:
     start(tmp_path / "run").close()
-    for name in ("manifest.json", "metrics.jsonl", "rollouts.jsonl", "evals.jsonl"):
+    for name in ("manifest.json", "metrics.jsonl", "rollouts.jsonl", "evals.jsonl", "inference.jsonl"):
         (tmp_path / "run" / name).unlink()
     (tmp_path / "run" / ".manifest.json.new").write_text("{")
     with start(tmp_path / "run", changed("lr", 1.0)) as run:
@@ -343,7 +343,7 @@ def test_logs_are_cut_to_a_checkpoint_and_go_on_from_there(tmp_path: Path) -> No
         assert [row["step"] for row in run.read("rollouts")] == [0, 0, 1, 1]
         assert list(run.read("evals")) == []
         run.cut({})
-        assert run.sizes() == {"metrics": 0, "rollouts": 0, "evals": 0}
+        assert run.sizes() == {"metrics": 0, "rollouts": 0, "evals": 0, "inference": 0}
 
 
 def test_a_log_shorter_than_the_checkpoint_or_edited_is_named_and_nothing_is_cut(tmp_path: Path) -> None:

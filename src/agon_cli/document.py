@@ -166,7 +166,9 @@ class Cost(TypedDict):
     training_seconds: dict[str, float] | None
     """By phase."""
     inference: dict[str, float]
-    """`draft`, `prefill`, `answer` tokens per problem; `seconds` per problem where they were measured."""
+    """`draft`, `prefill`, `answer` tokens per problem; `peak_bytes` of a process that has not trained, where logged."""
+    inference_seconds: dict[str, float] | None
+    """Per problem by phase, at the evaluation's batches; None where no run timed it."""
 
 
 class Stage(TypedDict):

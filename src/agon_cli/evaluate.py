@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from agon_cli.clock import Clock
+from agon_cli.memory import peak_bytes
 from agon_cli.metrics import copied, mean
 from agon_cli.roles import Pairing, directions
 from agon_cli.stats import interval
@@ -16,22 +18,37 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 
+class Evaluation(NamedTuple):
+    """`rows` for evals.jsonl, one per problem, arm and sample; `spent` for inference.jsonl, one per arm."""
+
+    rows: list[Row]
+    spent: list[Row]
+
+
 def evaluate(
     arena: Arena, problems: Sequence[Problem], split: str, step: int, mode: str, samples: int, phase: Phase
-) -> list[Row]:
-    """Rows for evals.jsonl: one per problem, arm and sample. `arms` turns them into figures.
+) -> Evaluation:
+    """Every arm's answers, which `arms` turns into figures, and what they took.
 
     An arm is a player alone or, in mode `cascade`, also a direction. A player's drafts are its completions of the solo
     arm, so every direction from it starts from the same ones; seeds name the split and not the step, so that successive
-    evaluations face the same luck. Every rank evaluates its share of the problems and gets the rows of all.
+    evaluations face the same luck. Every rank evaluates its share of the problems and gets the rows of all; what it
+    spent is told of its own share.
     """
     from agon_cli.rollout import challenge, draft  # loads torch, which reading figures out of rows does not need
 
     recipe, when = arena.recipe, f"eval {split}"
     phase("evaluate")
     mine = arena.ranks.mine(problems)
-    drafts = {name: draft(arena, name, mine, samples, when, _quiet) for name in recipe.cast}
     place = {"step": step, "split": split}
+    drafts: dict[str, list[Group]] = {}
+    spent = []
+    for name in recipe.cast:
+        clock = Clock()
+        clock("answer")
+        drafts[name] = draft(arena, name, mine, samples, when, clock)
+        spent.append(_spent(clock, drafts[name], place | {"arm": name}))
+    took = {row["arm"]: sum(row["seconds"].values()) for row in spent}
     by_arm = [
         [rows_of(group, place | {"arm": name, "mode": "single"}) for group in groups] for name, groups in drafts.items()
     ]
@@ -39,16 +56,23 @@ def evaluate(
         # A method that trains without exchange is still deployed as a cascade that reads; only the control reads amiss.
         exchange = "shuffled" if recipe.method.exchange == "shuffled" else "rival"
         for pair in directions(recipe.cast):
-            first = drafts[pair.drafter]
-            finals = challenge(arena, pair.challenger, first, exchange, "per_rollout", when, _quiet)
-            arm = place | {"arm": f"{pair.drafter}>{pair.challenger}", "mode": "cascade"}
-            by_arm.append([cascade_rows(arena, *both, arm) for both in zip(first, finals, strict=True)])
+            first, arm = drafts[pair.drafter], place | {"arm": f"{pair.drafter}>{pair.challenger}"}
+            clock = Clock()
+            clock("answer")
+            finals = challenge(arena, pair.challenger, first, exchange, "per_rollout", when, clock)
+            clock.seconds["draft"] = took[pair.drafter]
+            spent.append(_spent(clock, finals, arm))
+            rows = [cascade_rows(arena, *both, arm | {"mode": "cascade"}) for both in zip(first, finals, strict=True)]
+            by_arm.append(rows)
     by_problem = arena.ranks.whole(list(zip(*by_arm, strict=True)))
-    return [row for arm in zip(*by_problem, strict=True) for rows in arm for row in rows]
+    return Evaluation([row for arm in zip(*by_problem, strict=True) for rows in arm for row in rows], spent)
 
 
-def _quiet(_: str) -> None:
-    """Stages of an evaluation are one phase to the reader."""
+def _spent(clock: Clock, groups: Sequence[Group], place: Row) -> Row:
+    """What an arm's completions took: seconds by phase, grading included, and the most memory in use by then."""
+    clock("")
+    completions = sum(len(group.rollouts) for group in groups)
+    return place | {"completions": completions, "seconds": clock.seconds, "peak_bytes": peak_bytes()}
 
 
 def choose(dev_arms: Sequence[Row]) -> str | None:

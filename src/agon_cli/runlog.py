@@ -2,7 +2,7 @@
 
     recipe.yaml, recipe.resolved.json   as given, and after overrides and presets
     manifest.json                       versions, seed, hashes, hardware, argv of the first start; one entry per resume
-    metrics.jsonl, rollouts.jsonl, evals.jsonl
+    metrics.jsonl, rollouts.jsonl, evals.jsonl, inference.jsonl
     checkpoints/ and one link per player   (see checkpoint)
     .lock                               held by the process that trains; holds its pid
 
@@ -25,7 +25,7 @@ from typing import Any, Literal, NoReturn, get_args
 
 from agon_cli.errors import DISK_FULL, ResourceError, UsageError
 
-Log = Literal["metrics", "rollouts", "evals"]
+Log = Literal["metrics", "rollouts", "evals", "inference"]
 LOGS: tuple[Log, ...] = get_args(Log)
 
 _RECIPE, _RESOLVED, _MANIFEST, _LOCK = "recipe.yaml", "recipe.resolved.json", "manifest.json", ".lock"

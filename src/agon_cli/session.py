@@ -366,9 +366,11 @@ def evaluate(who: Entrant, mode: str | None, split: str, limit: int | None, samp
             world.arena.engine.publish(name)
         _tell_problems(world, emit)
         rows: list[Row] = []
+        spent: list[Row] = []
         for part in ["dev", "test"] if split == "test" and mode == "cascade" and len(who.recipe.cast) > 1 else [split]:
             problems = getattr(world.splits, part)[:limit]
-            rows += rows_of(world.arena, problems, part, who.step, mode, samples, lambda name: emit("phase", name=name))
+            made = rows_of(world.arena, problems, part, who.step, mode, samples, lambda name: emit("phase", name=name))
+            rows, spent = rows + made.rows, spent + made.spent
     finally:
         world.close()
     figures = arms(rows)
@@ -378,7 +380,7 @@ def evaluate(who: Entrant, mode: str | None, split: str, limit: int | None, samp
         "arms": [arm for arm in figures if arm["split"] == split],
         "chosen": choose([arm for arm in figures if arm["split"] == "dev"]),
         "dev_arms": [arm for arm in figures if arm["split"] == "dev" and split != "dev"],
-        "rows": rows,
+        "spent": spent, "rows": rows,
     }  # fmt: skip
 
 

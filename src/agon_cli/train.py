@@ -24,7 +24,6 @@ Where this departs from the paper (arXiv 2607.07690) or fills what it leaves ope
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,6 +35,7 @@ from agon_cli import data
 from agon_cli.assemble import World
 from agon_cli.canary import Canary
 from agon_cli.checkpoint import PlayerState, Snapshot, load, newest, save
+from agon_cli.clock import Clock
 from agon_cli.evaluate import arms, evaluate
 from agon_cli.memory import peak_bytes
 from agon_cli.metrics import Watch, check_grading, grader_errors
@@ -47,24 +47,6 @@ from agon_cli.types import Group, Prompt
 from agon_cli.update import Budget, Update, learning_rate, make_optimiser, update
 
 Emit = Callable[..., None]
-
-
-class Clock:
-    """Seconds spent in each phase of a step; tells the observer when one begins."""
-
-    def __init__(self, emit: Emit) -> None:
-        self.emit = emit
-        self.seconds: dict[str, float] = {}
-        self._name, self._since = "", time.perf_counter()
-
-    def __call__(self, name: str) -> None:
-        """End the phase under way and begin `name`; an empty name begins none."""
-        now = time.perf_counter()
-        if self._name:
-            self.seconds[self._name] = self.seconds.get(self._name, 0.0) + now - self._since
-        self._name, self._since = name, now
-        if name:
-            self.emit("phase", name=name)
 
 
 def train(world: World, run: RunFolder | None, emit: Emit, stop: Callable[[], bool], until: int | None = None) -> int:
@@ -183,10 +165,11 @@ def evaluate_if_due(world: World, run: RunFolder | None, step: int, emit: Emit) 
     due = [split for split in (("dev", "test") if ends else ("dev",)) if (step, split) not in have]
     for split in due:
         clock = Clock(emit)
-        rows = evaluate(world.arena, getattr(world.splits, split), split, step, recipe.method.deploy, 1, clock)
+        rows, spent = evaluate(world.arena, getattr(world.splits, split), split, step, recipe.method.deploy, 1, clock)
         clock("")
         if run is not None:
             run.append("evals", rows)
+            run.append("inference", spent)
         figures = arms(rows)
         emit("eval", step=step, split=split, arms=figures, seconds=clock.seconds)
         check_grading(sum(arm["grader_errors"] for arm in figures), len(rows))

@@ -13,7 +13,7 @@ from agon_cli.compare.arms import Measured
 from agon_cli.compare.asked import Asked
 from agon_cli.compare.cells import Method, Run
 from agon_cli.compare.contrasts import contrasts, lead_of, verdict
-from agon_cli.compare.costs import Spent, cost, training
+from agon_cli.compare.costs import Answered, Spent, answering, cost, training
 from agon_cli.compare.evidence import Evidence, curve, problems
 from agon_cli.compare.exchange import exchange
 from agon_cli.compare.samples import samples
@@ -70,7 +70,7 @@ def build(
         "budgets": further.budgets,
         "curves": _curves(evidence, measured, by_name),
         "exchanges": exchanges,
-        "costs": _costs(evidence, measured),
+        "costs": _costs(evidence, measured, by_name),
         "samples": shown,
         "gates": _gates(asked.gates, measured),
         "recipe": _recipe(evidence.runs, lead),
@@ -102,16 +102,24 @@ def _exchanges(found: Mapping[Method, Mapping[int, Run]]) -> list[Exchange]:
     ]
 
 
-def _costs(evidence: Evidence, measured: Sequence[Measured]) -> list[Cost]:
-    """Of every arm; its players' training is that of the runs it was measured in."""
+def _costs(evidence: Evidence, measured: Sequence[Measured], by_name: Runs) -> list[Cost]:
+    """Of every arm; its players' training is that of the runs it was measured in. Only methods are
+    timed."""
     spent: dict[str, Spent] = {}
     found = []
     for arm in measured:
         runs = [run for run in evidence.runs if run.seed in arm.seeds and _acts(run, arm)] if arm.trained else []
         for run in runs:
             spent.setdefault(run.name, training(run.folder))
-        found.append(cost(arm, [spent[run.name] for run in runs]))
+        found.append(cost(arm, [spent[run.name] for run in runs], _answered(arm, by_name)))
     return found
+
+
+def _answered(arm: Measured, by_name: Runs) -> list[Answered]:
+    """What a method's own evaluations took."""
+    runs = by_name.get(arm.name, {})
+    timed = [answering(runs[seed].folder, one.arm, runs[seed].steps) for seed, one in arm.seeds.items() if seed in runs]
+    return [one for one in timed if one is not None]
 
 
 def _acts(run: Run, arm: Measured) -> bool:

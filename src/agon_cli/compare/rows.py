@@ -19,12 +19,13 @@ _CASCADE: dict[str, type] = {"draft_verdict": str, "draft_tokens": int, "read": 
 _STATUSES = get_args(Status)
 
 
-def checked(run: Path, log: Literal["evals", "metrics"]) -> Iterator[dict[str, Any]]:
+def checked(run: Path, log: Literal["evals", "metrics", "inference"]) -> Iterator[dict[str, Any]]:
     """The rows of a log. Raises UsageError, with file and line where there is one, for a row that no run writes and for
     an evaluation in which not every arm answered the same."""
     path = run / f"{log}.jsonl"
     evaluations, number = _Evaluations(), 0
-    look: Callable[[Row, int], str | None] = evaluations.flaw if log == "evals" else _flaw_of_step
+    look: Callable[[Row, int], str | None]
+    look = {"evals": evaluations.flaw, "metrics": _flaw_of_step, "inference": _flaw_of_spending}[log]
     for number, row in enumerate(read(run, log), start=1):
         if flaw := look(row, number):
             raise UsageError(f"{path}:{number}: {flaw}", HINT)
@@ -111,13 +112,28 @@ def _flaw_of_step(row: Row, number: int) -> str | None:
             return f"{key!r} is no count"
     if row["step"] != number - 1:
         return f"step {row['step']}, where step {number - 1} belongs"
-    if not all(_is_figure(value) and value >= 0 for value in row["seconds"].values()):
+    if not _are_times(row["seconds"]):
         return "'seconds' holds no times"
     if not (row.get("peak_bytes") is None or _is_count(row["peak_bytes"])):
         return "'peak_bytes' is no count"
     if not isinstance(row.get("flags", []), list):
         return "'flags' is no list"
     return _flaw_of_players(row["roles"], row["players"])
+
+
+def _flaw_of_spending(row: Row, _: int) -> str | None:
+    """What is wrong with a row of what an arm's answers took; None where nothing is."""
+    for key in ("split", "arm"):
+        if not isinstance(row[key], str):
+            return f"{key!r} is no text"
+    for key in ("step", "completions", "peak_bytes"):
+        if not _is_count(row[key]):
+            return f"{key!r} is no count"
+    return None if _are_times(row["seconds"]) else "'seconds' holds no times"
+
+
+def _are_times(seconds: Any) -> bool:
+    return isinstance(seconds, dict) and all(_is_figure(value) and value >= 0 for value in seconds.values())
 
 
 def _flaw_of_players(roles: Row, players: Row) -> str | None:

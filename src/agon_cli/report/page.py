@@ -40,7 +40,7 @@ MOMENTS: dict[str, tuple[str, str]] = {
     "weight": ("Weight of a fix", "advantage of a right answer to a wrong draft, over one to a right draft"),
     "leak": ("Leaks", "share of summaries that the answer can be read off"),
 }
-PHASES = ("draft", "challenge", "verify", "gather", "update")
+PHASES = ("draft", "challenge", "answer", "verify", "gather", "update")
 _PLAIN = {"correlation", "weight"}
 TRACES = {
     "reward": "Reward", "accuracy": "Accuracy in training, %", "length": "Length, tokens",
@@ -185,26 +185,43 @@ def trainings(costs: Sequence[Cost]) -> Table:
             key = json.dumps([cost["training"], seconds], sort_keys=True)
             spent[key] = cost["training"], seconds
             arms.setdefault(key, []).append(cost["arm"])
-    found = {phase for _, seconds in spent.values() for phase in seconds}
-    phases = [phase for phase in PHASES if phase in found] + sorted(found - set(PHASES))
-    heads = ["drafted", "prefilled", "answered", "peak", *(f"time: {phase}" for phase in phases), "time in all"]
+    phases = _phases(seconds for _, seconds in spent.values())
+    heads = ["drafted", "prefilled", "answered", "peak", *_timed(phases)]
     rows = []
     for key, (tokens, seconds) in spent.items():
         counts = [wording.drafted(tokens.get("drafted")), tokens.get("prefilled"), tokens.get("answered")]
         cells = [*map(wording.compact, counts), wording.gigabytes(tokens.get("peak_bytes"))]
-        cells += [wording.duration(seconds.get(phase)) for phase in phases]
-        rows.append((arms[key], [*cells, wording.duration(sum(seconds.values()) if seconds else None)]))
+        rows.append((arms[key], [*cells, *_times(seconds, phases)]))
     return _told(heads, rows)
 
 
 def answering(costs: Sequence[Cost]) -> Table:
     """What every arm spends on a problem, columns without a figure left out."""
+    phases = _phases(cost["inference_seconds"] or {} for cost in costs)
     rows = []
     for cost in costs:
         spent = cost["inference"]
         tokens = [wording.drafted(spent.get("draft")), spent.get("prefill"), spent.get("answer")]
-        rows.append(([cost["arm"]], [*map(wording.fixed, tokens), wording.duration(spent.get("seconds"))]))
-    return _told(["draft", "prefill", "answer", "time"], rows)
+        cells = [*map(wording.fixed, tokens), wording.gigabytes(spent.get("peak_bytes"))]
+        rows.append(([cost["arm"]], [*cells, *_times(cost["inference_seconds"] or {}, phases)]))
+    return _told(["draft", "prefill", "answer", "peak", *_timed(phases)], rows)
+
+
+def _phases(spent: Iterable[Mapping[str, float]]) -> list[str]:
+    found = {phase for seconds in spent for phase in seconds}
+    return [phase for phase in PHASES if phase in found] + sorted(found - set(PHASES))
+
+
+def _timed(phases: Sequence[str]) -> list[str]:
+    """Headings of what `_times` gives."""
+    return [*(f"time: {phase}" for phase in phases), "time in all"]
+
+
+def _times(seconds: Mapping[str, float], phases: Sequence[str]) -> list[str]:
+    return [
+        *(wording.duration(seconds.get(phase)) for phase in phases),
+        wording.duration(sum(seconds.values()) if seconds else None),
+    ]
 
 
 def _told(heads: list[str], rows: list[tuple[list[str], list[str]]]) -> Table:

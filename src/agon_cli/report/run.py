@@ -13,9 +13,10 @@ from typing import Any, Literal
 from agon_cli import data
 from agon_cli.compare.arms import Measured, OneSeed, Place, Tally, tallies
 from agon_cli.compare.arms import document as arm_of
+from agon_cli.compare.costs import answering, cost, training
 from agon_cli.compare.evidence import curve_points, spending
 from agon_cli.compare.rows import checked
-from agon_cli.document import FORMAT, Arm, Curve, Line, RunDocument, Trace
+from agon_cli.document import FORMAT, Arm, Cost, Curve, Line, RunDocument, Trace
 from agon_cli.errors import AgonError, UsageError
 from agon_cli.evaluate import best, direction
 from agon_cli.players import recipe_of
@@ -79,9 +80,10 @@ def document(run: Path) -> RunDocument:
     reached = Reached(steps[0], steps[-1], _taken(metrics, steps[-1]), recipe.training_steps)
     first, last = reached.first, reached.last
     chosen, on_dev = _deployed(found, last)
-    arms = _arms(found, last, recipe, chosen)
+    measured = _measured(found, last, recipe, chosen)
+    arms = list(map(_arm, measured))
     if first != last:
-        arms += _arms(found, first, recipe, chosen, first)
+        arms += map(_arm, _measured(found, first, recipe, chosen, first))
     verdict = _verdict(arms, chosen, reached)
     if reached.unfinished:
         verdict = [_unfinished(found, reached, chosen, on_dev), *verdict]
@@ -91,7 +93,8 @@ def document(run: Path) -> RunDocument:
         "command": shlex.join(str(word) for word in manifest.get("argv", [])), "kind": "run",
         "verdict": verdict, "notes": _notes(metrics, found), "arms": arms,
         "contrasts": [], "budgets": [], "curves": _curves(found, metrics, recipe.seed, chosen), "exchanges": [],
-        "costs": [], "samples": samples(run, recipe, chosen, [first, last], problems),
+        "costs": [_cost(run, arm, last) for arm in measured],
+        "samples": samples(run, recipe, chosen, [first, last], problems),
         "gates": [], "recipe": resolved(recipe), "provenance": _provenance(manifest, recipe, found, last, metrics),
         "traces": list(_traces(metrics)), "headings": reached.headings,
     }  # fmt: skip
@@ -139,14 +142,16 @@ def _deployed(found: Mapping[Place, Tally], last: int) -> tuple[str, int | None]
     return best(dev), max(whole)
 
 
-def _arms(found: Mapping[Place, Tally], step: int, recipe: Recipe, chosen: str, before: int | None = None) -> list[Arm]:
+def _measured(
+    found: Mapping[Place, Tally], step: int, recipe: Recipe, chosen: str, before: int | None = None
+) -> list[Measured]:
     """Every arm of the test split at a step, the one that is deployed first; `before` names the step in their names."""
     arms = []
     for place, tally in sorted(found.items(), key=lambda item: (item[0].arm != chosen, item[1].mode != "cascade")):
         if (place.step, place.split) != (step, "test"):
             continue
         name, cascade = place.arm, tally.mode == "cascade"
-        measured = Measured(
+        arms.append(Measured(
             name=name if before is None else f"{name}, step {before}",
             label=_words(name, cascade, name == chosen and before is None),
             kind="control" if before is not None else "method" if cascade or name == chosen else "part",
@@ -154,10 +159,20 @@ def _arms(found: Mapping[Place, Tally], step: int, recipe: Recipe, chosen: str, 
             deploy="cascade" if cascade else "single",
             trained=step > 0 and recipe.method.players != "base",
             seeds={recipe.seed: OneSeed(name, tally)},
-        )
-        low, high = interval_of(list(tally.scores.values()))
-        arms.append(arm_of(measured, {"value": tally.accuracy, "low": low, "high": high}))
+        ))  # fmt: skip
     return arms
+
+
+def _arm(measured: Measured) -> Arm:
+    (one,) = measured.seeds.values()
+    low, high = interval_of(list(one.tally.scores.values()))
+    return arm_of(measured, {"value": one.tally.accuracy, "low": low, "high": high})
+
+
+def _cost(run: Path, measured: Measured, step: int) -> Cost:
+    (one,) = measured.seeds.values()
+    answered = answering(run, one.arm, step)
+    return cost(measured, [training(run)] if measured.trained else [], [] if answered is None else [answered])
 
 
 def _words(name: str, cascade: bool, chosen: bool) -> str:
