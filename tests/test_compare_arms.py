@@ -15,7 +15,7 @@ import pytest
 
 from agon_cli import cli
 from agon_cli.compare import contrasts, extras, spending
-from agon_cli.compare.arms import Evaluated, Measured, OneSeed, Tally, collect, document, gather
+from agon_cli.compare.arms import Evaluated, Measured, OneSeed, collect, document, gather
 from agon_cli.compare.costs import Answered, answering, cost, training
 from agon_cli.compare.exchange import exchange
 from agon_cli.compare.extras import Extra
@@ -25,6 +25,7 @@ from agon_cli.evaluate import evaluate
 from agon_cli.policy import Policy
 from agon_cli.recipe import resolved
 from agon_cli.runlog import read
+from agon_cli.tally import Tally
 from agon_cli.tiny.world import Equation, claims_hit
 from agon_cli.types import Problem
 from scripted import Line, arena, line, make_recipe, problem, script_of, silent, write_model

@@ -56,7 +56,7 @@ ROWS: dict[str, dict[str, set[str]]] = {
         "sharding": {"torch", "transformers"},
     },
     "4": {"canary": {"torch"}, "rollout": set(), "update": {"torch"}, "outline": {"torch", "transformers"}},
-    "4b": {"inspect_data": set(), "verify": set()},
+    "4b": {"inspect_data": set(), "verify": set(), "tally": set()},
     "5a": {"assemble": set(), "records": set(), "players": {"pydantic", "safetensors"}},
     "5b": {"evaluate": set(), "costs": {"torch"}},
     "5c": {"train": {"torch"}, "cascade": set(), "plan": {"torch"}, "probe": {"torch"}},

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agon_cli.clock import Clock
 from agon_cli.memory import peak_bytes
-from agon_cli.metrics import copied, mean
+from agon_cli.metrics import copied
 from agon_cli.roles import Pairing, directions
 from agon_cli.stats import interval
+from agon_cli.tally import Place, Tally, rates, share, tallies
 from agon_cli.types import Group, Problem
 
 if TYPE_CHECKING:
@@ -126,42 +127,24 @@ def arms(rows: Iterable[Row]) -> list[Row]:
     of the last stage. A cascade adds `draft_tokens`, `table[draft right?][final right?]` (counts of completions), and
     the rates `fix`, `break` and `copy`. Rows the grader itself failed on are counted in `grader_errors` and left out.
     """
-    grouped: dict[tuple[int, str, str], list[Row]] = {}
-    for row in rows:
-        grouped.setdefault((row["step"], row["split"], row["arm"]), []).append(row)
-    return [_figures(arm) | (_exchange(arm) if arm[0]["mode"] == "cascade" else {}) for arm in grouped.values()]
+    return [_figures(place, tally) for place, tally in tallies(rows).items()]
 
 
-def _figures(rows: list[Row]) -> Row:
-    kept = [row for row in rows if row["verdict"] != "grader_error"]
-    by_problem: dict[str, list[bool]] = {}
-    for row in kept:
-        by_problem.setdefault(row["problem_id"], []).append(row["verdict"] == "correct")
-    scores = [sum(right) / len(right) for right in by_problem.values()]
-    low, high = interval(scores)
-    return {key: rows[0][key] for key in ("step", "split", "arm", "mode")} | {
-        "problems": len(scores),
-        "accuracy": mean(scores),
+def _figures(place: Place, tally: Tally) -> Row:
+    low, high = interval(list(tally.scores.values()))
+    tokens = tally.tokens
+    figures = place._asdict() | {
+        "mode": tally.mode,
+        "problems": len(tally.scores),
+        "accuracy": tally.accuracy,
         "low": low,
         "high": high,
-        "truncated": mean(row["finish_reason"] == "length" for row in rows),
-        "format": mean(row["format"] for row in kept),
-        "grader_errors": len(rows) - len(kept),
-        "tokens": mean(row["tokens"] for row in rows),
-        "prompt_tokens": mean(row["prompt_tokens"] for row in rows),
+        "truncated": share(tally.truncated, tally.rows),
+        "format": share(tally.well_formed, tally.rows - tally.errors),
+        "grader_errors": tally.errors,
+        "tokens": tokens["answer"],
+        "prompt_tokens": tokens["prefill"],
     }
-
-
-def _exchange(rows: list[Row]) -> Row:
-    kept = [row for row in rows if "grader_error" not in (row["verdict"], row["draft_verdict"])]
-    table = [[0, 0], [0, 0]]
-    for row in kept:
-        table[row["draft_verdict"] == "correct"][row["verdict"] == "correct"] += 1
-    wrong, right = table
-    return {
-        "draft_tokens": mean(row["draft_tokens"] for row in rows),
-        "table": table,
-        "fix": wrong[1] / sum(wrong) if sum(wrong) else None,
-        "break": right[0] / sum(right) if sum(right) else None,
-        "copy": mean(row["copied"] for row in kept if row["draft_verdict"] != "correct" and row["read"]),
-    }
+    if tally.mode == "cascade":
+        figures |= {"draft_tokens": tokens["draft"], "table": tally.table} | rates([tally])
+    return figures

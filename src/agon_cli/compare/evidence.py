@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from agon_cli import data
-from agon_cli.compare.arms import Place, Row, Tally, tallies
 from agon_cli.compare.cells import Method, Run
 from agon_cli.compare.checks import Asked
 from agon_cli.compare.rows import HINT, checked
@@ -18,6 +17,7 @@ from agon_cli.document import Curve, CurvePoint
 from agon_cli.errors import UsageError
 from agon_cli.recipe import Recipe, resolved
 from agon_cli.runlog import read
+from agon_cli.tally import Place, Row, Tally, tallies
 from agon_cli.types import Problem
 
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from agon_cli.compare.arms import Deploy, Evaluated, Place, Row, Tally, rates, tallies
+from agon_cli.compare.arms import Deploy, Evaluated
 from agon_cli.document import Exchange, Moment
 from agon_cli.errors import UsageError
 from agon_cli.evaluate import direction
 from agon_cli.metrics import mean
 from agon_cli.runlog import read
+from agon_cli.tally import Place, Row, Tally, rates, tallies
 
 WINDOW = 10
 """Steps at either end of training whose rates are averaged, or a tenth of all where that is more."""

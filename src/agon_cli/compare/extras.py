@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from agon_cli.compare.arms import SINGLE_OF, Evaluated, Kind, Measured, gather, tallies
+from agon_cli.compare.arms import SINGLE_OF, Evaluated, Kind, Measured, gather
 from agon_cli.compare.folder import replace
 from agon_cli.compare.stage import PLAYED, Stage, hashes_of, on_stage
 from agon_cli.document import Budget, Estimate
@@ -20,6 +20,7 @@ from agon_cli.players import recipe_of
 from agon_cli.recipe import resolved
 from agon_cli.recipe.presets import PRESETS
 from agon_cli.runlog import read
+from agon_cli.tally import tallies
 
 Row = dict[str, Any]
 What = Literal["vote", "proposers", "shuffled", "empty", "claim"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agon_cli import data
-from agon_cli.compare.arms import Measured, OneSeed, Place, Tally, tallies
+from agon_cli.compare.arms import Measured, OneSeed
 from agon_cli.compare.arms import document as arm_of
 from agon_cli.compare.costs import answering, cost, training
 from agon_cli.compare.evidence import curve_points, spending
@@ -24,6 +24,7 @@ from agon_cli.recipe import Recipe, resolved
 from agon_cli.report.examples import samples
 from agon_cli.report.wording import interval, percent
 from agon_cli.stats import interval as interval_of
+from agon_cli.tally import Place, Tally, tallies
 from agon_cli.types import Problem
 
 Row = Mapping[str, Any]
