@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -653,3 +654,13 @@ def test_a_seat_for_nobody_is_named(trained, monkeypatch, capsys):
     assert code == 2
     assert "'Z' is no player" in err
     assert "its players are A, B" in err
+
+
+@pytest.mark.parametrize("words", [("eval", "runs/tny"), ("cascade", "--drafter", "runs/tny", "9 *5 +7")])
+def test_a_mistyped_run_is_not_looked_for_on_the_hub(trained, monkeypatch, capsys, words):
+    folder, _ = trained
+    monkeypatch.chdir(folder)
+    code, _, err = agon(capsys, *words)
+    assert code == 2
+    assert "runs/tny is no run, and no folder" in err
+    assert re.search(r"in runs/ there are: .*\btiny\b", err)

@@ -82,6 +82,9 @@ REFUSED = [
     (BASE + "sede: 1\n", "r.yaml:3: sede: unknown key; did you mean 'seed'?"),
     (BASE + "optim:\n  lrr: 1\n", "r.yaml:4: optim.lrr: unknown key; did you mean 'lr'?"),
     (BASE + "lr: 1e-5\n", "r.yaml:3: lr: unknown key; did you mean 'optim.lr'?"),
+    (BASE + "engine: {batch_token: 5}\n", "r.yaml:3: engine.batch_token: unknown key; did you mean 'batch_tokens'?"),
+    (BASE + "engine: {x: 5}\n", "r.yaml:3: engine.x: unknown key; known here: type, batch_tokens"),
+    (BASE + "engine: {type: [], x: 5}\n", "r.yaml:3: engine.type: must be one of hf, vllm, server (got [])"),
     (BASE + "players:\n  A: {}\n  B:\n    nose: 1\n", "r.yaml:6: players.B.nose: unknown key; did you mean 'noise'?"),
     (
         BASE + "players: {1st: {}, B: {}}\n",

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 from agon_cli.errors import Exit, ResourceError, UsageError
-from agon_cli.manifest import describe
+from agon_cli.manifest import commit_of, describe
 from agon_cli.runlog import RunFolder, find_run, is_run, read
 
 RECIPE = "model: {id: base}  # a comment\nsteps: 3\n"
@@ -76,6 +77,25 @@ def test_a_new_run_holds_its_recipe_as_given_and_resolved(tmp_path: Path) -> Non
     assert {"agon", "torch", "transformers", "peft"} <= manifest["versions"].keys()
     assert manifest["hardware"]["cpus"] == os.cpu_count()
     assert is_run(path)
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
+def test_a_start_from_a_working_copy_names_its_commit(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        who = ["-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false"]
+        done = subprocess.run(["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    assert commit_of(tmp_path) is None, "an installed package"
+    git("init", "-q")
+    assert commit_of(tmp_path) is None, "nothing is committed yet"
+    (tmp_path / "file").write_text("one")
+    git("add", "file")
+    git("commit", "-q", "-m", "x")
+    git("tag", "-m", "x", "v1")
+    assert commit_of(tmp_path) == git("rev-parse", "HEAD")
+    (tmp_path / "file").write_text("two")
+    assert commit_of(tmp_path) == git("rev-parse", "HEAD") + "-dirty"
 
 
 def test_describing_a_start_loads_nothing_heavy_and_records_no_environment() -> None:
@@ -246,7 +266,7 @@ def test_players_whose_folders_would_collide_are_refused_at_the_start(tmp_path: 
 HOLD = """
 import json, os, sys, time
 from pathlib import Path
-from agon_cli.manifest import describe
+from agon_cli.manifest import commit_of, describe
 from agon_cli.runlog import RunFolder
 path, resolved = Path(sys.argv[1]), json.loads(sys.argv[2])
 run = RunFolder.open(path, "", resolved, describe(0, {}, []), False)

@@ -466,6 +466,8 @@ def test_a_gate_says_why():
         ("agon>=grpp+2", "no arm is called 'grpp'; did you mean 'grpo'?"),
         ("agon>=nothing", "no arm is called 'nothing'"),
         ("agon=grpo", "is no gate"),
+        ("agon>=grpo+101", "no two arms are 101 points apart"),
+        ("agon>grpo - 1000", "no two arms are 1000 points apart"),
         ("agon<grpo", "is no gate"),
         ("agon>", "is no gate"),
         (">grpo", "is no gate"),

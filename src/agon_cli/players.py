@@ -75,7 +75,16 @@ def find(name: str, run: Path | None, near: Recipe | None = None) -> Found:
             f"{name!r} is no player{known}",
             "name a player of the newest run or of --run, an adapter folder, or a Hub id such as Qwen/Qwen3-0.6B",
         )
+    elif not path.exists() and (runs := _runs_beside(path)):
+        raise UsageError(f"{name} is no run, and no folder", f"in {path.parent}/ there are: {', '.join(runs)}")
     return Found(name, base_model(name, near))
+
+
+def _runs_beside(path: Path) -> list[str]:
+    """Names of the runs in the folder where a path would lie: one that lies among runs is no Hub id."""
+    if path.parent == Path() or not path.parent.is_dir():
+        return []
+    return sorted(child.name for child in path.parent.iterdir() if is_run(child))
 
 
 def could_be_base(name: str) -> bool:

@@ -6,15 +6,15 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 from agon_cli import data
 from agon_cli.compare.cells import Method, Run
 from agon_cli.compare.checks import Asked
-from agon_cli.compare.rows import HINT, checked
+from agon_cli.compare.rows import checked
 from agon_cli.document import Curve, CurvePoint
 from agon_cli.errors import UsageError
+from agon_cli.manifest import read_manifest
 from agon_cli.recipe import Recipe, resolved
 from agon_cli.runlog import read
 from agon_cli.tally import Place, Row, Tally, tallies
@@ -67,20 +67,8 @@ def gather(runs: Sequence[Run]) -> Evidence:
     for run in runs:
         for _ in checked(run.folder, "metrics"):
             pass
-    manifests = {run.name: _manifest(run.folder) for run in runs}
+    manifests = {run.name: read_manifest(run.folder) for run in runs}
     return Evidence(runs, manifests, {run.name: _asked(run, manifests[run.name]) for run in runs})
-
-
-def _manifest(run: Path) -> dict[str, Any]:
-    path = run / "manifest.json"
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path} cannot be read: {error}", HINT) from error
-    parts = [found.get(key, {}) for key in ("hashes", "versions", "hardware")] if isinstance(found, dict) else [None]
-    if not all(isinstance(part, dict) for part in parts):
-        raise UsageError(f"{path}: no manifest of a run", HINT)
-    return dict(found)
 
 
 def _asked(run: Run, manifest: Mapping[str, Any]) -> Asked:

@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 from agon_cli.compare.arms import SINGLE_OF, Evaluated, Kind, Measured, gather
 from agon_cli.compare.folder import replace
-from agon_cli.compare.stage import PLAYED, Stage, hashes_of, on_stage
+from agon_cli.compare.stage import PLAYED, Stage, on_stage
 from agon_cli.document import Budget, Estimate
+from agon_cli.manifest import read_manifest
 from agon_cli.metrics import check_grading
 from agon_cli.players import recipe_of
 from agon_cli.recipe import resolved
@@ -52,7 +53,7 @@ def rows(
     """
     recipe = recipe_of(run)
     evaluated = Evaluated(tallies(read(run, "evals")), str(run), recipe.method.deploy)
-    made_of = _digest([resolved(recipe), hashes_of(run)])
+    made_of = _digest([resolved(recipe), read_manifest(run)["hashes"]])
     samples = evaluated.deployed().tally.samples
     common = [FORMAT, made_of, evaluated.step, evaluated.chosen, samples]
     keys = {extra.what: _digest([*common, extra.what, _rounded(extra.budget)]) for extra in wanted}

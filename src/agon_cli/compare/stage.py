@@ -6,7 +6,6 @@ placebos face the very drafts and the luck of the evaluation, so that what is re
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from agon_cli.compare.arms import Evaluated
 from agon_cli.compare.spending import at_budget, classes, grown, joined, kept, room_for, voted
 from agon_cli.errors import UsageError
 from agon_cli.evaluate import cascade_rows, direction, rows_of
+from agon_cli.manifest import read_manifest
 from agon_cli.prompts import Renderer
 from agon_cli.rollout import Arena, challenge, draft
 from agon_cli.tiny.world import Equation, claims_hit
@@ -81,18 +81,8 @@ def on_stage(run: Path, evaluated: Evaluated) -> Iterator[Stage]:
         world.close()
 
 
-def hashes_of(run: Path) -> dict[str, str]:
-    """What a run was trained on: hashes of its base weights, problems and prompts. Raises UsageError where its manifest
-    does not say."""
-    path = run / "manifest.json"
-    try:
-        return dict(json.loads(path.read_bytes())["hashes"])
-    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}", "name a folder that `agon train` wrote") from error
-
-
 def _check_inputs(run: Path, world: World) -> None:
-    known, hashes = hashes_of(run), world.hashes()
+    known, hashes = read_manifest(run)["hashes"], world.hashes()
     present = {"prompts": hashes["prompts"]}
     present |= {f"{group}.{name}": value for group in ("base", "data") for name, value in hashes[group].items()}
     changed = sorted(name for name, value in present.items() if known.get(name, value) != value)

@@ -192,11 +192,17 @@ def _allowed(path: KeyPath, tree: Any) -> list[str]:
     return [name for section in fitting for name in section.model_fields]
 
 
+_NAMELESS = {"hub", "hf"}
+"""What a mapping of data or of an engine is that does not say."""
+
+
 def _fits(section: type[Section], value: Any) -> bool:
-    """False for a variant other than the one `value` names."""
+    """False for a variant other than the one `value` names, or is without a name."""
     field = section.model_fields.get("type")
-    variants = get_args(field.annotation) if field is not None else ()
-    return not (isinstance(value, dict) and variants and value.get("type", "hub") not in variants)
+    if field is None or not isinstance(value, dict):
+        return True
+    names = get_args(field.annotation)
+    return value["type"] in names if "type" in value else not _NAMELESS.isdisjoint(names)
 
 
 def _sections(annotation: Any) -> Iterator[type[Section]]:

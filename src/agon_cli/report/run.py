@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from agon_cli.compare.rows import checked
 from agon_cli.document import FORMAT, Arm, Cost, Curve, Line, RunDocument, Trace
 from agon_cli.errors import AgonError, UsageError
 from agon_cli.evaluate import best, direction
+from agon_cli.manifest import read_manifest
 from agon_cli.players import recipe_of
 from agon_cli.recipe import Recipe, resolved
 from agon_cli.report.examples import samples
@@ -70,7 +70,7 @@ class Reached:
 def document(run: Path) -> RunDocument:
     """The document of one run, finished or not. Raises UsageError, with file and line where there is one, for a run
     without an evaluation on the test split, for torn rows and for rows that lack a key or hold something else there."""
-    recipe, manifest = recipe_of(run), _manifest(run)
+    recipe, manifest = recipe_of(run), read_manifest(run)
     found = tallies(checked(run, "evals"))
     steps = sorted({place.step for place in found if place.split == "test"})
     if not steps:
@@ -99,20 +99,6 @@ def document(run: Path) -> RunDocument:
         "gates": [], "recipe": resolved(recipe), "provenance": _provenance(manifest, recipe, found, last, metrics),
         "traces": list(_traces(metrics)), "headings": reached.headings,
     }  # fmt: skip
-
-
-def _manifest(run: Path) -> dict[str, Any]:
-    path, hint = run / "manifest.json", "put the file back; the report names what the run was made with"
-    try:
-        found = json.loads(path.read_bytes())
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{path}:{error.lineno}: not JSON: {error.msg}", hint) from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path} cannot be read: {error}", hint) from error
-    parts = {"argv": list, "versions": dict, "hardware": dict, "hashes": dict}
-    if not (isinstance(found, dict) and all(isinstance(found.get(key, kind()), kind) for key, kind in parts.items())):
-        raise UsageError(f"{path}: not the manifest of a run", hint)
-    return found
 
 
 def _problems(recipe: Recipe) -> dict[str, Problem]:

@@ -87,5 +87,8 @@ def _against(text: str, written: str, arms: Mapping[str, Scores]) -> tuple[str |
         return None, float(written) / 100
     margin = _MARGIN.fullmatch(written)
     if margin and margin["name"] in arms:
-        return margin["name"], float(re.sub(r"\s", "", margin["margin"])) / 100
+        by = float(re.sub(r"\s", "", margin["margin"]))
+        if abs(by) > 100:
+            raise UsageError(f"gate {text!r}: no two arms are {abs(by):g} points apart", "margins go up to 100 points")
+        return margin["name"], by / 100
     return None
