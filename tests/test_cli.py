@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,8 +15,10 @@ import pytest
 
 import agon_cli
 from agon_cli import cli, session
-from agon_cli.errors import Exit
+from agon_cli.errors import Exit, ResourceError
+from agon_cli.evaluate import is_complete
 from agon_cli.halt import Halt
+from agon_cli.runlog import RunFolder
 from agon_cli.types import Verdict
 from commands import agon
 
@@ -157,6 +160,40 @@ def test_a_grader_that_fails_too_often_ends_training_and_evaluation_with_7(here,
     assert rows(here / "runs/tiny/evals.jsonl"), "what it failed on can be looked at"
     code, out, _ = agon(capsys, "eval", str(trained[0] / "runs/tiny"))
     assert (code, out) == (7, "")
+
+
+def test_a_run_whose_last_evaluation_could_not_be_graded_is_not_complete(trained, tmp_path):
+    run = Path(shutil.copytree(trained[0] / "runs/tiny", tmp_path / "run", symlinks=True))
+    assert is_complete(run, 4)
+    assert not is_complete(run, 5)
+    kept = rows(run / "evals.jsonl")
+    last = [row for row in kept if (row["step"], row["split"]) == (4, "test")]
+    for count, complete in ((5, True), (6, False)):
+        for row in last[:count]:
+            row["verdict"] = "grader_error"
+        (run / "evals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+        assert is_complete(run, 4) is complete
+    (run / "evals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept if row not in last))
+    assert not is_complete(run, 4)
+
+
+def test_an_evaluation_that_could_not_be_written_whole_is_made_again(here, monkeypatch, capsys):
+    append = RunFolder.append
+
+    def full(run, name, found):
+        if name == "inference" and {(row["step"], row["split"]) for row in found} == {(4, "test")}:
+            raise ResourceError("disk full", "")
+        append(run, name, found)
+
+    monkeypatch.setattr(RunFolder, "append", full)
+    assert agon(capsys, "train", "tiny", *SMALL)[0] == 5
+    assert not is_complete(here / "runs/tiny", 4)
+    monkeypatch.setattr(RunFolder, "append", append)
+    assert agon(capsys, "train", "tiny", *SMALL)[0] == 0
+    assert is_complete(here / "runs/tiny", 4)
+    logs = {name: rows(here / f"runs/tiny/{name}.jsonl") for name in ("evals", "inference")}
+    places = [{(row["step"], row["split"], row["arm"]) for row in log} for log in logs.values()]
+    assert places[0] == places[1]
 
 
 def test_quiet_prints_results_only(trained, monkeypatch, capsys):

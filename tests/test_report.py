@@ -648,6 +648,7 @@ def test_the_page_of_an_unfinished_run_says_so_first_and_takes_no_figure_for_one
     text = outline.text()
     assert "After training" not in text
     assert "Before training, each alone" in text
+    assert "Nothing was trained" not in text
     (run / "evals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept if row["step"] == 0))
     (run / "metrics.jsonl").write_text("")
     assert agon(capsys, "report", str(run))[0] == 0

@@ -80,11 +80,14 @@ def test_a_new_run_holds_its_recipe_as_given_and_resolved(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
-def test_a_start_from_a_working_copy_names_its_commit(tmp_path: Path) -> None:
+def test_a_start_from_a_working_copy_names_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def git(*words: str) -> str:
         who = ["-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false"]
-        done = subprocess.run(["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True, text=True)
-        return done.stdout.strip()
+        plain = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+        called = ["git", "-C", str(tmp_path), *who, *words]
+        return subprocess.run(called, check=True, capture_output=True, text=True, env=plain).stdout.strip()
+
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "another"))  # as within a hook
 
     assert commit_of(tmp_path) is None, "an installed package"
     git("init", "-q")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agon_cli.clock import Clock
+from agon_cli.errors import GradingError, UsageError
 from agon_cli.memory import peak_bytes
-from agon_cli.metrics import copied
+from agon_cli.metrics import check_grading, copied
 from agon_cli.roles import Pairing, directions
+from agon_cli.runlog import read
 from agon_cli.stats import interval
 from agon_cli.tally import Place, Tally, rates, share, tallies
 from agon_cli.types import Group, Problem
@@ -74,6 +77,24 @@ def _spent(clock: Clock, groups: Sequence[Group], place: Row) -> Row:
     clock("")
     completions = sum(len(group.rollouts) for group in groups)
     return place | {"completions": completions, "seconds": clock.seconds, "peak_bytes": peak_bytes()}
+
+
+def is_complete(run: Path, steps: int) -> bool:
+    """Whether a run's newest checkpoint is its last step and its evaluations are there, graded as far as they must."""
+    from agon_cli.checkpoint import newest
+
+    path, _ = newest(run / "checkpoints")
+    if path is None or int(path.name.removeprefix("step-").partition(".")[0]) != steps:
+        return False
+    verdicts: dict[tuple[int, str], list[str]] = {(0, "test"): [], (steps, "dev"): [], (steps, "test"): []}
+    try:
+        for row in read(run, "evals"):
+            verdicts.setdefault((row["step"], row["split"]), []).append(row["verdict"])
+        for found in verdicts.values():
+            check_grading(found.count("grader_error"), len(found))
+    except (UsageError, GradingError):
+        return False  # training again repairs a torn row, and grades anew what could not be graded
+    return all(verdicts.values())
 
 
 def choose(dev_arms: Sequence[Row]) -> str | None:

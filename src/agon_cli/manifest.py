@@ -56,8 +56,13 @@ def commit_of(root: Path) -> str | None:
     if not (root / ".git").exists():
         return None
     words = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    # Within a git hook such variables name another repository; without locks a commit made meanwhile is not in the way.
+    plain = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(words, capture_output=True, text=True, timeout=10, check=True, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=10, check=True, stdin=subprocess.DEVNULL,
+            env=plain | {"GIT_OPTIONAL_LOCKS": "0"},
+        )  # fmt: skip
         return done.stdout.strip() or None
     return None
 

@@ -6,6 +6,7 @@ import json
 import re
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,9 +83,10 @@ def find(name: str, run: Path | None, near: Recipe | None = None) -> Found:
 
 def _runs_beside(path: Path) -> list[str]:
     """Names of the runs in the folder where a path would lie: one that lies among runs is no Hub id."""
-    if path.parent == Path() or not path.parent.is_dir():
-        return []
-    return sorted(child.name for child in path.parent.iterdir() if is_run(child))
+    with suppress(OSError):
+        if path.parent != Path():
+            return sorted(child.name for child in path.parent.iterdir() if is_run(child))
+    return []
 
 
 def could_be_base(name: str) -> bool:

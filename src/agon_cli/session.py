@@ -13,7 +13,7 @@ from agon_cli.halt import Halt
 from agon_cli.manifest import describe
 from agon_cli.memory import is_out_of_memory
 from agon_cli.recipe import Recipe, load, locate, resolved
-from agon_cli.runlog import RunFolder, check, find_run, has_begun, is_run, read
+from agon_cli.runlog import RunFolder, check, find_run, has_begun, is_run
 
 if TYPE_CHECKING:
     from agon_cli.assemble import World
@@ -92,6 +92,7 @@ def dry_run(planned: Plan, fresh: bool) -> Row:
     Raises the UsageError that `train` would.
     """
     from agon_cli import data
+    from agon_cli.evaluate import is_complete
 
     check(planned.out, resolved(planned.recipe), fresh)
     there = "none"
@@ -127,6 +128,7 @@ def train(
     emit("start", **planned.describe(), until=until)
     manifest = describe(recipe.seed, {}, command)
     try:
+        from agon_cli.evaluate import is_complete
         from agon_cli.ranks import join
 
         ranks = join()
@@ -219,20 +221,6 @@ def _tell_problems(world: World, emit: Emit) -> None:
         if count:
             limit = world.recipe.rollout.max_prompt_tokens
             emit("warning", text=f"{count} problems of the {name} split are left out: prompts over {limit} tokens")
-
-
-def is_complete(run: Path, steps: int) -> bool:
-    """Whether a run's newest checkpoint is its last step and both of its final evaluations are there."""
-    from agon_cli.checkpoint import newest
-
-    path, _ = newest(run / "checkpoints")
-    if path is None or int(path.name.removeprefix("step-").partition(".")[0]) != steps:
-        return False
-    try:
-        have = {(row["step"], row["split"]) for row in read(run, "evals")}
-    except UsageError:
-        return False  # a torn row: training again repairs it
-    return {(steps, "dev"), (steps, "test"), (0, "test")} <= have
 
 
 def outcome(rows: Iterable[Row]) -> Row:

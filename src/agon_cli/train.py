@@ -168,8 +168,8 @@ def evaluate_if_due(world: World, run: RunFolder | None, step: int, emit: Emit) 
         rows, spent = evaluate(world.arena, getattr(world.splits, split), split, step, recipe.method.deploy, 1, clock)
         clock("")
         if run is not None:
-            run.append("evals", rows)
             run.append("inference", spent)
+            run.append("evals", rows)  # last: with them the evaluation is there
         figures = arms(rows)
         emit("eval", step=step, split=split, arms=figures, seconds=clock.seconds)
         check_grading(sum(arm["grader_errors"] for arm in figures), len(rows))

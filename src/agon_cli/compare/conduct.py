@@ -15,8 +15,8 @@ from agon_cli.compare.build import build
 from agon_cli.compare.cells import Run, Sources
 from agon_cli.document import Document
 from agon_cli.errors import AgonError, Exit, UsageError
+from agon_cli.evaluate import is_complete
 from agon_cli.recipe import load, resolved
-from agon_cli.session import is_complete
 from agon_cli.stats.gates import parse
 
 Emit = Callable[..., None]
