@@ -92,7 +92,8 @@ def _runs_beside(path: Path) -> list[str]:
 def could_be_base(name: str) -> bool:
     """Whether a name that is no folder here can be a base all the same: a path, a package, a GGUF file or a Hub id."""
     named = name.startswith(("package:", "/", "./", "../", "~")) or name.endswith(".gguf")
-    return (named or _HUB_ID.fullmatch(name) is not None) and not _runs_beside(Path(name).expanduser())
+    path = Path(name).expanduser()
+    return (named or _HUB_ID.fullmatch(name) is not None) and (path.exists() or not _runs_beside(path))
 
 
 def recipe_of(run: Path, overrides: Sequence[str] = ()) -> Recipe:
