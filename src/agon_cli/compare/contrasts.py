@@ -93,8 +93,8 @@ def _contrast(one: Facing, p_holm: float, beside: Sequence[tuple[Facing, float]]
         "left": left, "right": right, "items": found.items, "seeds": found.seeds,
         "difference": {"value": found.difference, "low": found.low, "high": found.high},
         "p": found.p, "p_holm": p_holm, "test": found.test, "discordant": list(found.discordant),
-        "detectable": found.detectable, "budget_ratio": ratio, "matched": matched and matched.name,
-        "verdict": word, "sentence": sentence,
+        "detectable": found.detectable, "budget_ratio": ratio, "verdict": word, "sentence": sentence,
+        "matched": None if matched is None else matched.name,
     }  # fmt: skip
 
 

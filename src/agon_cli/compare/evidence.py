@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any
 
 from agon_cli import data
@@ -65,9 +66,9 @@ def gather(runs: Sequence[Run]) -> Evidence:
     """Read and check every run. Raises UsageError, with file and line where there is one, for a run that has not
     finished and for rows that no run of ours writes."""
     for run in runs:
-        timed = (run.folder / "inference.jsonl").exists()
-        for _ in chain(checked(run.folder, "metrics"), checked(run.folder, "inference") if timed else ()):
-            pass
+        deque(checked(run.folder, "metrics"), maxlen=0)
+        if (run.folder / "inference.jsonl").exists():
+            deque(checked(run.folder, "inference"), maxlen=0)
     manifests = {run.name: read_manifest(run.folder) for run in runs}
     return Evidence(runs, manifests, {run.name: _asked(run, manifests[run.name]) for run in runs})
 
