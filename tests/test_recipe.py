@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agon_cli.errors import Exit, UsageError
-from agon_cli.recipe import PRESETS, Recipe, differences, from_resolved, load, locate, resolved, shipped
+from agon_cli.recipe import OF_MEMORY, PRESETS, Recipe, differences, from_resolved, load, locate, resolved, shipped
 from agon_cli.recipe.engine import HF, Server
 from agon_cli.recipe.explain import keys
 
@@ -378,6 +378,16 @@ def test_a_resolved_recipe_comes_back_through_json(name):
 def test_a_value_of_the_default_engine_needs_no_type():
     """What the plan and running out of memory advise can be typed as it is."""
     assert load("tiny", ["engine.batch_tokens=500"]).engine == HF(type="hf", batch_tokens=500)
+
+
+def test_values_of_memory_are_keys_of_a_recipe_and_can_be_left_out_of_a_comparison():
+    assert {".".join(path) for path in keys()} >= OF_MEMORY
+    words = ["optim.micro_batch_tokens=7", "optim.checkpointing=true", "engine.batch_tokens=9"]
+    old, new = resolved(load("tiny")), resolved(load("tiny", [*words, "seed=4"]))
+    assert differences(old, new, OF_MEMORY) == ["seed: 0 -> 4"]
+    assert len(differences(old, new)) == 4
+    old, new = (resolved(load("tiny", ["engine.type=vllm", f"engine.memory={share}"])) for share in (0.5, 0.4))
+    assert differences(old, new, OF_MEMORY) == []
 
 
 def test_a_resolved_recipe_holds_every_key(write):

@@ -11,7 +11,7 @@ from typing import Any
 
 from agon_cli.compare.cells import Run
 from agon_cli.errors import AgonError, UsageError
-from agon_cli.recipe import Recipe, differences, resolved
+from agon_cli.recipe import OF_MEMORY, Recipe, differences, resolved
 
 SAME = (
     "prompts.plain", "prompts.rival", "prompts.template_args", "format.think", "format.answer", "summary.withhold",
@@ -144,7 +144,7 @@ def parity(runs: Sequence[Run]) -> list[str]:
     first = cells[0]
     plain = _training(first.recipe)
     for run in cells[1:]:
-        lines = differences(plain, _training(run.recipe))
+        lines = differences(plain, _training(run.recipe), OF_MEMORY)
         if lines:
             more = f" and {len(lines) - _MOST_NOTES} more" if len(lines) > _MOST_NOTES else ""
             listed = "; ".join(lines[:_MOST_NOTES])

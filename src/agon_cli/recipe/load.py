@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import zip_longest
 from os.path import relpath
 from pathlib import Path
@@ -23,6 +23,9 @@ _HINT = "docs/recipe-reference.md lists every key with its default"
 _ABSENT = object()
 _KINDS = {name: get_args(get_args(union)[0]) for name, union in (("data", Data), ("engine", Engine))}
 """The sections whose `type` decides which keys they have, and what each of them can be."""
+
+OF_MEMORY = frozenset({"optim.micro_batch_tokens", "optim.checkpointing", "engine.batch_tokens", "engine.memory"})
+"""Keys that decide how much is held in memory at once, and of a run's numbers the rounding alone."""
 
 
 def _shipped_folder() -> Path:
@@ -99,8 +102,9 @@ def from_resolved(values: dict[str, Any]) -> Recipe:
     return _checked(Source(values, {(): Place(0, 0, "recipe.resolved.json")}))
 
 
-def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """One line for each key whose value differs between two resolved recipes: `optim.lr: 5e-05 -> 0.001`."""
+def differences(old: dict[str, Any], new: dict[str, Any], but: Container[str] = ()) -> list[str]:
+    """One line for each key whose value differs between two resolved recipes: `optim.lr: 5e-05 -> 0.001`. Keys in `but`
+    are left out."""
     before, after = _leaves(old), _leaves(new)
     lines = []
     cast = [list(values.get("players", {})) for values in (old, new)]
@@ -108,7 +112,8 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         lines.append(f"players: order {' -> '.join(', '.join(map(printable, names)) for names in cast)}")
     for path in dict.fromkeys([*before, *after]):
         pair = before.get(path, _ABSENT), after.get(path, _ABSENT)
-        if pair[0] is _ABSENT or pair[1] is _ABSENT or json.dumps(pair[0]) != json.dumps(pair[1]):
+        unlike = pair[0] is _ABSENT or pair[1] is _ABSENT or json.dumps(pair[0]) != json.dumps(pair[1])
+        if unlike and dotted(path) not in but:
             lines.append(f"{dotted(path)}: {' -> '.join(_excerpts(*pair))}")
     return lines
 
