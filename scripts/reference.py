@@ -35,7 +35,8 @@ number; `yes` and `no` are text. A section left out takes all its defaults.
 `key.path=value` after the recipe on any command line overrides one value, from left to right. The value is read as one
 YAML scalar, or as a whole list or mapping where brackets or braces enclose it. `method=NAME` replaces the whole method
 section by that preset; `method.bonus=3` changes one knob of it. A player named for the first time joins the others:
-`players.C.noise=0.02`."""
+`players.C.noise=0.02`. One that gives `data` or `engine` another `type` leaves out what the file has there for its own
+type alone: `engine.type=server engine.urls=[…]` needs nothing else."""
 
 METHOD_INTRO = "`method: NAME` is short for a preset with nothing changed. The presets, as values of the knobs above:"
 

@@ -18,6 +18,7 @@ from agon_cli import cli, session
 from agon_cli.errors import Exit, ResourceError
 from agon_cli.evaluate import is_complete
 from agon_cli.halt import Halt
+from agon_cli.players import recipe_of
 from agon_cli.runlog import RunFolder
 from agon_cli.types import Verdict
 from commands import agon
@@ -214,6 +215,19 @@ def test_a_dry_run_says_that_a_run_would_go_on(here, capsys):
     assert agon(capsys, "train", "tiny", *SMALL, "--max-steps", "1", "-q")[0] == 0
     code, out, _ = agon(capsys, "train", "tiny", *SMALL, "--dry-run")
     assert (code, "would go on" in out) == (0, True)
+
+
+def test_a_run_goes_on_with_smaller_batches(trained, here, capsys):
+    assert agon(capsys, "train", "tiny", *SMALL, "--max-steps", "2", "-q")[0] == 0
+    less = ["optim.micro_batch_tokens=256", "engine.batch_tokens=2048"]
+    code, out, err = agon(capsys, "train", "tiny", *SMALL, *less, "--dry-run")
+    assert (code, "would go on" in out) == (0, True), err
+    assert agon(capsys, "train", "tiny", *SMALL, *less, "-q")[0] == 0
+    (entry,) = json.loads((here / "runs/tiny/manifest.json").read_text())["resumed"]
+    assert [line.partition(":")[0] for line in entry["recipe"]] == ["engine.batch_tokens", "optim.micro_batch_tokens"]
+    assert recipe_of(here / "runs/tiny").optim.micro_batch_tokens == 256
+    first, second = (rows(run / "runs/tiny/rollouts.jsonl") for run in (trained[0], here))
+    assert [(row["step"], row["problem_id"]) for row in first] == [(row["step"], row["problem_id"]) for row in second]
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,14 @@ def test_runs_of_one_method_with_other_settings_are_told_apart(here):
     assert [run.cell.name for run in found] == ["agon", "agon-bonus-3", "agon-optim.lr-0.0001"]
 
 
+def test_runs_that_differ_in_memory_alone_are_runs_of_one_recipe(here):
+    leaner = made_up(here / "leaner", "agon", 1, 0.5, "optim.micro_batch_tokens=64", "engine.batch_tokens=4096")
+    plan = cells.planned("tiny", SMALL, cells.methods_of("agon"), 2, Path("out"))
+    assert [run.shown for run in cells.found([(leaner, "leaner")], plan)] == ["runs/agon/seed-0", "leaner"]
+    runs = [(made_up(here / "run", "agon", 0, 0.5), "run"), (leaner, "leaner")]
+    assert [run.name for run in cells.found(runs, [])] == ["agon/seed-0", "agon/seed-1"]
+
+
 def test_the_same_run_twice_is_refused_and_the_same_folder_twice_is_not(here):
     run = made_up(here / "run", "agon", 0, 0.5)
     shutil.copytree(run, here / "copy")
@@ -725,7 +733,8 @@ def test_other_numbers_of_samples_are_refused(capsys, here):
 
 
 def test_other_training_settings_are_told_and_not_refused(capsys, here):
-    runs = [made_up(here / "a", "agon", 0, 0.5), made_up(here / "b", "coop", 0, 0.5, "optim.lr=0.01")]
+    other = ["optim.lr=0.01", "optim.micro_batch_tokens=64"]  # of which the second changes no result
+    runs = [made_up(here / "a", "agon", 0, 0.5), made_up(here / "b", "coop", 0, 0.5, *other)]
     code, document, _ = compared(capsys, *map(str, runs))
     assert code == 0
     assert "coop was trained with other settings than agon: optim.lr: 0.001 -> 0.01." in document["notes"]

@@ -8,6 +8,7 @@ import os
 import resource
 import subprocess
 import sys
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agon_cli.errors import Exit, UsageError
-from agon_cli.recipe import PRESETS, Recipe, differences, from_resolved, load, locate, resolved, shipped
-from agon_cli.recipe.engine import HF
+from agon_cli.recipe import OF_MEMORY, PRESETS, Recipe, differences, from_resolved, load, locate, resolved, shipped
+from agon_cli.recipe.engine import HF, Server
 from agon_cli.recipe.explain import keys
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -293,6 +294,49 @@ def test_an_override_reaches_into_a_list(write):
     assert refusal(name, "data.filters.1.minimum=3")[0].endswith("cannot be set: data.filters is a list of 1")
 
 
+SERVED = ["engine.type=server", "engine.urls=[http://x:1]", "engine.timeout=5"]
+
+
+@pytest.mark.parametrize("words", permutations(SERVED))
+def test_another_type_leaves_behind_what_the_file_wrote_for_its_own(write, words):
+    name = write(BASE + "engine: {type: hf, batch_tokens: 5}\n")
+    assert load(name, words).engine == Server(type="server", urls=["http://x:1"], timeout=5.0)
+    assert load(name, ["engine.type=hf"]).engine.batch_tokens == 5
+
+
+def test_another_type_of_data_keeps_what_both_have(write):
+    name = write("model: {id: x}\ndata: {type: hub, id: y, split: z, columns: {answer: a}, filters: [{column: a}]}\n")
+    data = load(name, ["data.type=jsonl", "data.path=p"]).data
+    assert (data.path, data.columns.answer, data.filters[0].column) == ("p", "a", "a")
+    assert resolved(load(name, ["data.type=tiny"]))["data"] == {"type": "tiny"}
+    assert refusal(name, "data.type=jsonl") == ["r.yaml:2: data.path: required, but missing"]
+
+
+@pytest.mark.parametrize("words", [SERVED, ["engine.type=vllm"], ["engine.type=hf"]])
+@pytest.mark.parametrize("name", shipped())
+def test_every_engine_can_be_named_on_top_of_a_shipped_recipe(name, words):
+    assert load(name, words).engine.type == words[0].partition("=")[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "said"),
+    [
+        ("engine: {type: hf, batch_token: 5}", ["engine.type=vllm"], "r.yaml:3: engine.batch_token: unknown key"),
+        ("engine: {type: hf}", ["engine.type=vllm", "engine.batch_tokens=7"], "override engine.batch_tokens=7: engine"),
+        ("steps: 3", ["engine={type: hf, batch_tokens: 7}", "engine.type=vllm"], "override engine={type: hf, batch_"),
+        ("engine: {batch_tokens: 5}", ["engine.type=vlm"], "override engine.type=vlm: engine.type: must be one of hf,"),
+        ("engine: {batch_tokens: 5}", ["engine.type=[]"], "override engine.type=[]: engine.type: must be one of hf,"),
+    ],
+)
+def test_another_type_hides_neither_a_mistake_nor_what_an_override_says(write, text, words, said):
+    assert refusal(write(BASE + text + "\n"), *words)[0].startswith(said)
+
+
+def test_what_an_override_says_within_a_key_of_another_type_is_not_dropped(write):
+    name = write("model: {id: x}\ndata: {type: hub, id: y, columns: {answer: a}}\n")
+    assert "data.columns: unknown key" in refusal(name, "data.columns.answer=b", "data.type=tiny")[0]
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [
@@ -334,6 +378,16 @@ def test_a_resolved_recipe_comes_back_through_json(name):
 def test_a_value_of_the_default_engine_needs_no_type():
     """What the plan and running out of memory advise can be typed as it is."""
     assert load("tiny", ["engine.batch_tokens=500"]).engine == HF(type="hf", batch_tokens=500)
+
+
+def test_values_of_memory_are_keys_of_a_recipe_and_can_be_left_out_of_a_comparison():
+    assert {".".join(path) for path in keys()} >= OF_MEMORY
+    words = ["optim.micro_batch_tokens=7", "optim.checkpointing=true", "engine.batch_tokens=9"]
+    old, new = resolved(load("tiny")), resolved(load("tiny", [*words, "seed=4"]))
+    assert differences(old, new, OF_MEMORY) == ["seed: 0 -> 4"]
+    assert len(differences(old, new)) == 4
+    old, new = (resolved(load("tiny", ["engine.type=vllm", f"engine.memory={share}"])) for share in (0.5, 0.4))
+    assert differences(old, new, OF_MEMORY) == []
 
 
 def test_a_resolved_recipe_holds_every_key(write):

@@ -140,6 +140,29 @@ def test_a_changed_recipe_is_refused_with_its_differences_and_nothing_changes(tm
     start(tmp_path / "run").close()  # the refusal gave the lock back
 
 
+def test_a_run_goes_on_with_other_values_of_memory_and_says_which(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+
+    def file(name: str) -> Any:
+        return json.loads((path / name).read_text())
+
+    with start(path, changed("micro_batch_tokens", 16)) as run:
+        run.append("metrics", [{"step": 0}])
+    with start(path, changed("micro_batch_tokens", 8)) as run:
+        assert run.resumed
+        assert list(run.read("metrics")) == [{"step": 0}]
+    assert file("recipe.resolved.json") == changed("micro_batch_tokens", 8)
+    start(path, changed("micro_batch_tokens", 8)).close()
+    entries = file("manifest.json")["resumed"]
+    assert [entry.get("recipe") for entry in entries] == [["optim.micro_batch_tokens: 16 -> 8"], None]
+    before = contents(path)
+    with pytest.raises(UsageError) as caught:
+        start(path, changed("lr", 0.001))  # here micro_batch_tokens is gone too, and that would be allowed
+    assert "optim.lr" in caught.value.message
+    assert "micro_batch_tokens" not in caught.value.message
+    assert contents(path) == before
+
+
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [("resumed", {}, "'resumed' is not a list"), ("hashes", ["d1"], "'hashes' is not an object")],

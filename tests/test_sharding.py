@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from safetensors.torch import load_file
 
 import agon_cli
 from agon_cli import cli
+from agon_cli.recipe import load
 from scripted import write_model
 
 HERE = Path(__file__).parent
@@ -145,3 +147,11 @@ def test_what_cannot_be_sharded_is_refused_with_what_to_do(words, said, capsys, 
     assert cli.main(["train", "tiny", "--shard", *words]) == 2
     assert said in capsys.readouterr().err.replace("\nhint: ", "; ")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_words_about_servers_can_be_typed_as_they_are(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert cli.main(["train", "tiny", "--shard", "--gpus", "2"]) == 2
+    words = shlex.split(capsys.readouterr().err.partition("servers of their own: ")[2])
+    assert load("qwen3-0.6b-deepmath", words).engine.urls == ["http://127.0.0.1:8000"]

@@ -83,6 +83,17 @@ def test_a_gpu_recipe_gives_the_papers_numbers_as_the_target_and_none_of_ours(na
 
 
 @pytest.mark.parametrize("name", ON_GPU)
+def test_the_header_tells_of_noise_where_there_is_some(name):
+    assert ("noise 0.005" in header(name)) == (load(name).players["B"].noise == 0.005)
+
+
+def test_the_server_that_the_page_on_engines_starts_has_room_for_its_recipe():
+    rollout = load("qwen3-0.6b-deepmath").rollout
+    page = (ROOT / "docs" / "engines.md").read_text(encoding="utf-8")
+    assert f"--max-model-len {rollout.max_prompt_tokens + rollout.max_tokens} " in page
+
+
+@pytest.mark.parametrize("name", ON_GPU)
 def test_a_gpu_recipe_keeps_to_the_papers_settings(name):
     recipe = load(name)
     assert (recipe.lora.rank, recipe.rollout.group_size) == (16, 8)

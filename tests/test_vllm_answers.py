@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -141,6 +142,17 @@ def test_a_publish_replaces_the_players_adapter_and_no_other(folder, fake):
     assert [Path(path).is_dir() for name, path in before.items() if name != kept] == [False]
 
 
+def test_without_a_run_adapters_lie_where_the_environment_says(folder, fake, tmp_path, monkeypatch):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    monkeypatch.setenv("TMPDIR", str(shared))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # else what an earlier test found
+    one = engine(folder, fake)
+    assert [shared in Path(path).parents for path in fake.adapters.values()] == [True, True]
+    one.close()
+    assert not list(shared.iterdir())
+
+
 def test_a_server_that_comes_back_empty_gets_its_adapters_and_no_answer_is_lost(folder, fake):
     one = engine(folder, fake)
     fake.forget_after = 10
@@ -209,6 +221,7 @@ def test_a_server_that_takes_no_adapter_is_refused_at_the_start(folder, fake, re
     with pytest.raises(UsageError, match=said) as caught:
         engine(folder, fake)
     assert "\x1b" not in caught.value.message
+    assert ("TMPDIR" in caught.value.hint) == (said == "cannot read")
 
 
 def test_another_base_or_too_little_room_is_refused_at_the_start(folder, fake):

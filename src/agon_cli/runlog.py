@@ -6,7 +6,8 @@
     checkpoints/ and one link per player   (see checkpoint)
     .lock                               held by the process that trains; holds its pid
 
-A run resumes only under the very recipe and inputs it began with. Rows are whole lines of compact ASCII JSON.
+A run resumes only under the inputs and the recipe it began with; of the latter, values of memory may be others by then.
+Rows are whole lines of compact ASCII JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import math
 import os
 import shutil
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
@@ -89,7 +90,7 @@ class RunFolder:
         self._write_manifest()
 
     def _take_up(self, resolved: dict[str, Any], manifest: dict[str, Any]) -> None:
-        _refuse_recipe(self.path, resolved)
+        changes = _refuse_recipe(self.path, resolved)
         self.manifest = _object(self.path / _MANIFEST)
         for key, kind, name in (("hashes", dict, "an object"), ("resumed", list, "a list")):
             if not isinstance(self.manifest.get(key, kind()), kind):
@@ -97,8 +98,10 @@ class RunFolder:
                 raise UsageError(f"{self.path / _MANIFEST}: {key!r} is not {name}", hint)
         self._refuse_hashes(manifest.get("hashes", {}))
         entry = {key: value for key, value in manifest.items() if key != "hashes" and value != self.manifest.get(key)}
-        self.manifest.setdefault("resumed", []).append(entry)
+        self.manifest.setdefault("resumed", []).append(entry | ({"recipe": changes} if changes else {}))
         self._write_manifest()
+        if changes:
+            _replace(self.path / _RESOLVED, json.dumps(resolved, indent=2) + "\n")
 
     def _refuse_hashes(self, hashes: Mapping[str, str]) -> None:
         known = self.manifest.get("hashes", {})
@@ -301,20 +304,17 @@ def _object(path: Path) -> dict[str, Any]:
     return value
 
 
-def _shortened(changes: Sequence[str], most: int = 20) -> str:
-    more = [f"and {len(changes) - most} more"] if len(changes) > most else []
-    return "\n".join(f"  {change}" for change in [*changes[:most], *more])
+def _refuse_recipe(path: Path, resolved: dict[str, Any]) -> list[str]:
+    """What a run goes on with in place of what it had: values of memory. Raises UsageError where others differ too."""
+    from agon_cli.recipe import OF_MEMORY, differences  # commands that only read logs need no recipe reader
 
-
-def _refuse_recipe(path: Path, resolved: dict[str, Any]) -> None:
-    from agon_cli.recipe import differences  # commands that only read logs need no recipe reader
-
-    changes = differences(_object(path / _RESOLVED), resolved)
-    if changes:
-        raise UsageError(
-            f"{path} holds a run of a different recipe:\n" + _shortened(changes),
-            f"{_ELSEWHERE}, or discard the old run with --fresh",
-        )
+    before = _object(path / _RESOLVED)
+    if refused := differences(before, resolved, OF_MEMORY):
+        more = [f"and {len(refused) - 20} more"] if len(refused) > 20 else []
+        listed = "".join(f"\n  {change}" for change in [*refused[:20], *more])
+        hint = f"{_ELSEWHERE}, or discard the old run with --fresh"
+        raise UsageError(f"{path} holds a run of a different recipe:{listed}", hint)
+    return differences(before, resolved)
 
 
 def _refuse_names(players: Iterable[str]) -> None:

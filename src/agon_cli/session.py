@@ -382,6 +382,6 @@ def failure(error: BaseException) -> AgonError | None:
         return ResourceError(f"disk full: {error.filename or ''} {error.strerror}", "free some space and run it again")
     if is_out_of_memory(error):
         first = str(error).strip().partition("\n")[0]
-        hint = "lower engine.batch_tokens and optim.micro_batch_tokens: they change memory, not results"
+        hint = "lower optim.micro_batch_tokens or, of engine hf, engine.batch_tokens, and go on: results stay the same"
         return ResourceError(f"out of memory{': ' if first else ''}{first}", hint)
     return None

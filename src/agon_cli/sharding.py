@@ -26,7 +26,7 @@ def check(recipe: Recipe, gpus: int) -> None:
     if recipe.engine.type != "server":
         raise UsageError(
             f"--shard leaves no rank a whole base to sample from, and engine.type is {recipe.engine.type}",
-            "sample with servers of their own: engine.type=server engine.urls=[http://127.0.0.1:8000]",
+            "sample with servers of their own: engine.type=server 'engine.urls=[http://127.0.0.1:8000]'",
         )
     if any(recipe.model_of(name).quantization == "nf4" for name in recipe.cast):
         raise UsageError(

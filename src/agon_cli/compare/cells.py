@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from agon_cli.errors import UsageError
 from agon_cli.players import recipe_of
-from agon_cli.recipe import PRESETS, Recipe, differences, load, locate, resolved
+from agon_cli.recipe import OF_MEMORY, PRESETS, Recipe, differences, load, locate, resolved
 from agon_cli.recipe.explain import closest
 from agon_cli.runlog import is_run
 
@@ -256,14 +256,14 @@ def _text(value: Any) -> str:
 def found(folders: Sequence[tuple[Path, str]], plan: Sequence[Run]) -> list[Run]:
     """The plan with every run that is already there in its place, and after it the other runs, named by what they are.
 
-    Runs that differ in nothing but their seed are one cell; a name that two cells would have gets what they differ in.
-    Raises UsageError for runs that are the same twice.
+    Runs that differ in nothing but their seed and values of memory are one cell; a name that two cells would have gets
+    what they differ in. Raises UsageError for runs that are the same twice.
     """
     taken = list(plan)
     others: list[tuple[Path, str, Recipe]] = []
     for folder, word in folders:
         recipe = recipe_of(folder)
-        alike = (i for i, run in enumerate(taken) if not differences(resolved(run.recipe), resolved(recipe)))
+        alike = (i for i, run in enumerate(taken) if not differences(resolved(run.recipe), resolved(recipe), OF_MEMORY))
         place = next(alike, None)
         if place is None:
             others.append((folder, word, recipe))
@@ -300,7 +300,7 @@ def _cells_found(others: Sequence[tuple[Path, str, Recipe]], plan: Sequence[Cell
 
 
 def _same_but_for_seed(a: Recipe, b: Recipe) -> bool:
-    return not differences(resolved(a) | {"seed": 0}, resolved(b) | {"seed": 0})
+    return not differences(resolved(a) | {"seed": 0}, resolved(b) | {"seed": 0}, OF_MEMORY)
 
 
 def _names(recipes: Sequence[Recipe], taken: Sequence[str]) -> list[Method]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from agon_cli.compare.cells import Run, by_cell
 from agon_cli.errors import AgonError, UsageError
-from agon_cli.recipe import Recipe, differences, resolved
+from agon_cli.recipe import OF_MEMORY, Recipe, differences, resolved
 
 SAME = (
     "prompts.system", "prompts.plain", "prompts.rival", "prompts.template_args", "format.think", "format.answer",
@@ -144,7 +144,7 @@ def parity(runs: Sequence[Run]) -> list[str]:
     for cell, mine in by_cell(runs):
         told: dict[tuple[str, ...], list[str]] = {}
         for run in mine:
-            told.setdefault(tuple(differences(plain, _training(run.recipe))), []).append(run.name)
+            told.setdefault(tuple(differences(plain, _training(run.recipe), OF_MEMORY)), []).append(run.name)
         for lines, names in told.items():
             who, than = (cell.name, whole) if len(told) == 1 else (", ".join(names), runs[0].name)
             more = f" and {len(lines) - _MOST_NOTES} more" if len(lines) > _MOST_NOTES else ""

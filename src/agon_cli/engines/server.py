@@ -250,7 +250,7 @@ class ServerEngine:
         if "No adapter found" in error.words or "not found" in error.words.lower():
             return UsageError(
                 f"{server} cannot read {version.folder}: {error.words}",
-                "engine.type server needs a run folder that the servers see under the same path",
+                "servers must see that folder under the same path: --out of `agon train`, TMPDIR of other commands",
             )
         return UsageError(
             f"{server} does not take player {version.player}'s adapter: {error.words}", f"start it so: {how}"

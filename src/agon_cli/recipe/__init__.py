@@ -2,7 +2,7 @@
 
 from agon_cli.recipe.data import Columns, Data, FileData, Filter, GymData, HubData, MixData, TinyData
 from agon_cli.recipe.engine import HF, VLLM, Engine, Server
-from agon_cli.recipe.load import differences, from_resolved, load, locate, resolved, shipped
+from agon_cli.recipe.load import OF_MEMORY, differences, from_resolved, load, locate, resolved, shipped
 from agon_cli.recipe.presets import PRESETS
 from agon_cli.recipe.schema import (
     Eval,
@@ -25,6 +25,7 @@ from agon_cli.recipe.section import Section
 
 __all__ = [
     "HF",
+    "OF_MEMORY",
     "PRESETS",
     "VLLM",
     "Columns",

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import zip_longest
 from os.path import relpath
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
 from agon_cli.errors import UsageError
+from agon_cli.recipe.data import Data
+from agon_cli.recipe.engine import Engine
 from agon_cli.recipe.explain import closest, explain
 from agon_cli.recipe.schema import Recipe
 from agon_cli.recipe.source import Fault, KeyPath, Place, Source, dotted, parse_override, printable, read
@@ -19,6 +21,11 @@ from agon_cli.recipe.source import Fault, KeyPath, Place, Source, dotted, parse_
 _MOST_FAULTS = 40
 _HINT = "docs/recipe-reference.md lists every key with its default"
 _ABSENT = object()
+_KINDS = {name: get_args(get_args(union)[0]) for name, union in (("data", Data), ("engine", Engine))}
+"""The sections whose `type` decides which keys they have, and what each of them can be."""
+
+OF_MEMORY = frozenset({"optim.micro_batch_tokens", "optim.checkpointing", "engine.batch_tokens", "engine.memory"})
+"""Keys that decide how much is held in memory at once, and of a run's numbers the rounding alone."""
 
 
 def _shipped_folder() -> Path:
@@ -78,6 +85,7 @@ def load(source: str, overrides: Sequence[str] = ()) -> Recipe:
     _spell_out_names(found.tree, found)
     for number, text in enumerate(overrides):
         _override(found, text, number)
+    _leave_other_kinds(found)
     return _checked(found)
 
 
@@ -94,8 +102,9 @@ def from_resolved(values: dict[str, Any]) -> Recipe:
     return _checked(Source(values, {(): Place(0, 0, "recipe.resolved.json")}))
 
 
-def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """One line for each key whose value differs between two resolved recipes: `optim.lr: 5e-05 -> 0.001`."""
+def differences(old: dict[str, Any], new: dict[str, Any], but: Container[str] = ()) -> list[str]:
+    """One line for each key whose value differs between two resolved recipes: `optim.lr: 5e-05 -> 0.001`. Keys in `but`
+    are left out."""
     before, after = _leaves(old), _leaves(new)
     lines = []
     cast = [list(values.get("players", {})) for values in (old, new)]
@@ -103,7 +112,8 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         lines.append(f"players: order {' -> '.join(', '.join(map(printable, names)) for names in cast)}")
     for path in dict.fromkeys([*before, *after]):
         pair = before.get(path, _ABSENT), after.get(path, _ABSENT)
-        if pair[0] is _ABSENT or pair[1] is _ABSENT or json.dumps(pair[0]) != json.dumps(pair[1]):
+        unlike = pair[0] is _ABSENT or pair[1] is _ABSENT or json.dumps(pair[0]) != json.dumps(pair[1])
+        if unlike and dotted(path) not in but:
             lines.append(f"{dotted(path)}: {' -> '.join(_excerpts(*pair))}")
     return lines
 
@@ -188,6 +198,23 @@ def _override(source: Source, text: str, number: int) -> None:
         del source.places[old]
     source.places[written] = place
     _spell_out_names(source.tree, source)
+
+
+def _leave_other_kinds(source: Source) -> None:
+    """Where an override says what `type` a section is, drop what the file wrote there for other types alone: a recipe's
+    `engine.batch_tokens` is no fault of `engine.type=server`. What overrides wrote stays, whatever their order."""
+    given = {path[:2] for path, place in source.places.items() if place.kind == 1}
+    for name, kinds in _KINDS.items():
+        section = source.tree.get(name)
+        if not isinstance(section, dict) or (name, "type") not in given:
+            continue
+        own = [kind for kind in kinds if section["type"] in get_args(kind.model_fields["type"].annotation)]
+        if not own:
+            continue
+        others = {key for kind in kinds for key in kind.model_fields} - set(own[0].model_fields)
+        for key in others & section.keys():
+            if (name, key) not in given and source.place_of((name, key)).kind == 0:
+                del section[key]
 
 
 def _index(container: Any, part: str | int) -> str | int | None:
