@@ -707,11 +707,14 @@ def test_a_seat_for_nobody_is_named(trained, monkeypatch, capsys):
     assert "its players are A, B" in err
 
 
-@pytest.mark.parametrize("words", [("eval", "runs/tny"), ("cascade", "--drafter", "runs/tny", "9 *5 +7")])
-def test_a_mistyped_run_is_not_looked_for_on_the_hub(trained, monkeypatch, capsys, words):
+def test_a_mistyped_run_is_not_looked_for_on_the_hub(trained, monkeypatch, capsys):
     folder, _ = trained
     monkeypatch.chdir(folder)
-    code, _, err = agon(capsys, *words)
+    for words in (("eval", "runs/tny"), ("cascade", "--drafter", "runs/tny", "--solver", "A", "9 *5 +7")):
+        code, _, err = agon(capsys, *words)
+        assert code == 2
+        assert "runs/tny is no run, and no folder" in err
+        assert re.search(r"in runs/ there are: .*\btiny\b", err)
+    code, _, err = agon(capsys, "cascade", "--drafter", "runs/tny", "9 *5 +7")
     assert code == 2
-    assert "runs/tny is no run, and no folder" in err
-    assert re.search(r"in runs/ there are: .*\btiny\b", err)
+    assert re.search(r"'runs/tny' is no player of runs/\w+", err)

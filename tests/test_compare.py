@@ -10,15 +10,16 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import agon_cli
-from agon_cli.compare import cells, folder, workers
+from agon_cli.compare import cells, checks, folder, workers
 from agon_cli.console.trainings import progress_line
 from agon_cli.errors import ResourceError, UsageError
-from agon_cli.recipe import PRESETS
+from agon_cli.recipe import PRESETS, from_resolved, resolved
 from agon_cli.tiny import world
 from commands import agon
 from compared import SMALL, made_up
@@ -346,12 +347,52 @@ def test_a_run_that_is_gone_or_another_does_not_spoil_the_document(capsys, here,
     assert Path("mine/comparison.json").read_bytes() == before
 
 
+def edited(run, key, value):
+    """A run whose recipe says something else."""
+    file = Path(run, "recipe.resolved.json")
+    values = json.loads(file.read_text())
+    section, name = key.split(".")
+    values[section][name] = value
+    file.write_text(json.dumps(values))
+
+
+def test_a_run_of_another_recipe_is_not_taken_for_the_one_that_was_compared(capsys, here, all_whole):
+    planned_there("mine")
+    made_up(here / "tries/agon", "agon", 7, 0.5)
+    words = ["tiny", *SMALL, "tries/agon", *ASKED, "--out", "mine", "-q"]
+    assert agon(capsys, "compare", *words)[0] == 0
+    before = Path("mine/comparison.json").read_bytes()
+    assert agon(capsys, "compare", "mine", "-q")[0] == 0
+    assert Path("mine/comparison.json").read_bytes() == before
+    for run, seed in (("mine/runs/agon/seed-1", 1), ("tries/agon", 7)):
+        edited(run, "optim.lr", 0.5)
+        code, _, err = agon(capsys, "compare", "mine", "-q")
+        assert code == 2
+        assert f"{run}: a run of agon under seed {seed}, where " in err
+        assert "belongs; their recipes differ" in err
+        edited(run, "optim.lr", 0.001)
+    assert Path("mine/comparison.json").read_bytes() == before
+
+
+def test_runs_elsewhere_whose_paths_end_alike_are_told_apart(capsys, here):
+    words = [str(made_up(Path(place, "tries/run"), method, 0, right))
+             for place, method, right in (("one", "agon", 0.7), ("two", "coop", 0.4))]  # fmt: skip
+    assert agon(capsys, "compare", *words, "--no-extras", "--out", "mine", "-q")[0] == 0
+    first = Path("mine/comparison.json").read_bytes()
+    assert json.loads(first)["provenance"]["runs"] == {"agon/seed-0": "tries/run", "coop/seed-0": "tries/run"}
+    assert agon(capsys, "compare", "mine", "-q")[0] == 0
+    assert Path("mine/comparison.json").read_bytes() == first
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
         lambda _: "{",
         lambda _: "[]",
+        lambda d: d.update(format=1),
         lambda d: d["provenance"].pop("asked"),
+        lambda d: d["provenance"]["asked"].pop("recipes"),
+        lambda d: d["provenance"]["asked"]["recipes"].update({"agon/seed-0": 3}),
         lambda d: d["provenance"]["asked"].update(words=[3]),
         lambda d: d["provenance"]["asked"].update(methods=["agon"]),
         lambda d: d["provenance"]["asked"].update(runs=["nowhere/seed-0"]),
@@ -430,6 +471,27 @@ def test_an_arm_without_tokens_has_no_budget_to_compare(capsys, here):
     assert agon(capsys, "report", "out")[0] == 0
 
 
+def test_what_the_grader_failed_on_is_no_sample(capsys, here):
+    failed = {problem.id for problem in world.problems("test")[:20:2]}
+
+    def fails(key):
+        return lambda row: row | {key: "grader_error"} if row["problem_id"] in failed and key in row else row
+
+    runs = [made_up(here / "agon", "agon", 0, 1.1, change=fails("draft_verdict")),
+            made_up(here / "coop", "coop", 0, 1.1), made_up(here / "margin", "margin", 0, 1.1,
+                                                            change=fails("verdict"))]  # fmt: skip
+    _, document, _ = compared(capsys, *map(str, runs))
+    assert len(document["samples"]) == 10
+    assert not failed & {sample["problem_id"] for sample in document["samples"]}
+    _, document, _ = compared(capsys, *map(str, runs[1:]))
+    told = {sample["problem_id"]: set(sample["outcome"]) for sample in document["samples"]}
+    assert set(told) & failed
+    assert all(names == ({"coop"} if name in failed else {"coop", "margin"}) for name, names in told.items())
+    from agon_cli.report import run
+
+    assert not failed & {sample["problem_id"] for sample in run.document(runs[0])["samples"]}
+
+
 def test_samples_show_every_outcome_and_long_texts_are_cut(capsys, here):
     long = lambda row: row | {"text": "x" * 5000} if row["arm"] == "A" else row  # noqa: E731
     runs = [made_up(here / "agon", "agon", 0, 0.5, "split.test=100", change=long),
@@ -451,7 +513,7 @@ def test_hostile_rows_stay_text_and_numbers_that_are_none_become_null(capsys, he
     evil = "<script>alert(1)</script>\x1b[31m\x00\u202e\ud800" + "z" * 100_000
 
     def spoil(row):
-        return row | {"text": evil, "summary": evil, "extracted": evil, "surplus": math.nan, "format": math.inf}
+        return row | {"text": evil, "summary": evil, "extracted": evil, "surplus": math.nan}
 
     run = made_up(here / "run", "agon", 0, 0.5, change=spoil)
     code, document, err = compared(capsys, str(run), "--out", "out")
@@ -470,6 +532,31 @@ def test_the_canonical_document_is_rounded_sorted_and_stable():
     assert json.loads(said) == {"a": [None, 0.333333333333], "b": 0.3, "n": 3, "t": True}
     assert said.index('"a"') < said.index('"b"')
     assert folder.text(folder.canonical({"x": 2 / 3})) == folder.text({"x": 2 / 3})
+
+
+def test_votes_of_two_cells_are_called_after_their_own_methods_and_cost_their_own_training(capsys, here, monkeypatch):
+    from agon_cli.compare import after
+
+    def rows(run, *_):
+        one = {"problem_id": "p", "sample": 0, "finish_reason": "stop", "prompt_tokens": 1, "tokens": 50,
+               "verdict": "correct", "format": 1, "k": 2}  # fmt: skip
+        spent = {what: [one | {"arm": arm, "mode": what} for arm in (what, f"{what}@1")] for what in ("vote", "claim")}
+        return spent | {what: [one | {"arm": "A>B", "mode": "cascade"}] for what in ("shuffled", "empty")}
+
+    monkeypatch.setattr(after, "saved", lambda _: 4)
+    monkeypatch.setattr(after, "_rows", rows)
+    runs = [made_up(here / "agon", "agon", 0, 0.5), made_up(here / "grpo", "grpo", 0, 0.5),
+            made_up(here / "two", "grpo_two_pass", 0, 0.5, "rollout.problems=3")]  # fmt: skip
+    metrics = runs[2] / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"sampled": 160', '"sampled": 240'))
+    code, out, _ = agon(capsys, "compare", *map(str, runs), "--json")
+    assert code == 0
+    document = json.loads(out.splitlines()[-1])
+    costs = {cost["arm"]: cost["training"] for cost in document["costs"]}
+    for what in ("vote@2", "claim"):
+        assert costs[f"grpo {what}"]["answered"] == 4 * 160
+        assert costs[f"grpo_two_pass {what}"]["answered"] == 4 * 240
+    assert [family["name"] for family in document["budgets"]] == ["grpo vote", "grpo_two_pass vote"]
 
 
 def test_every_method_can_be_compared_and_agon_is_set_against_each(capsys, here):
@@ -580,6 +667,7 @@ def test_notes_tell_of_two_seeds_of_leaks_and_how_far_budgets_are_apart(capsys, 
         ("summary.withhold=strict", 'summary.withhold "strict"'),
         ("verifier.type=number", 'verifier.type "number"'),
         ("prompts.plain=solve now {problem} :", "prompts.plain"),
+        ("prompts.system=Be brief.", 'prompts.system "Be brief.", in agon/seed-0 null'),
     ],
 )
 def test_other_prompts_verifiers_and_limits_are_refused_by_run_and_key(capsys, here, override, key):
@@ -653,6 +741,27 @@ def test_other_training_settings_are_told_and_not_refused(capsys, here):
     assert any(note.startswith("One seed") for note in document["notes"])
 
 
+def test_other_training_problems_under_a_seed_are_told(capsys, here):
+    for seed, method, train in ((0, "agon", "t"), (0, "coop", "other"), (1, "agon", "u"), (1, "coop", "u")):
+        made_up(here / "runs" / f"{method}-{seed}", method, seed, 0.5, hashes={"data.train": train})
+    made_up(here / "runs/moa", "moa", 0, 0.5, hashes={"data.train": "nothing is trained on"})
+    _, document, _ = compared(capsys, "runs")
+    told = [note for note in document["notes"] if "training split" in note]
+    assert told == ["Other problems of the training split than agon/seed-0: coop/seed-0."]
+
+
+def test_every_run_s_settings_are_looked_at(here):
+    runs = cells.planned("tiny", [], cells.methods_of("agon,coop"), 2, Path("out"))
+    assert checks.parity(runs) == []
+    for place, said in ((2, "coop/seed-0"), (1, "agon/seed-1")):
+        values = json.loads(json.dumps(resolved(runs[place].recipe)))
+        values["rollout"]["group_size"] = 99
+        other = [replace(run, recipe=from_resolved(values)) if run is runs[place] else run for run in runs]
+        size = runs[place].recipe.rollout.group_size
+        wanted = f"{said} was trained with other settings than agon/seed-0: rollout.group_size: {size} -> 99."
+        assert checks.parity(other) == [wanted]
+
+
 def test_arms_without_a_common_seed_are_not_compared(capsys, here):
     runs = [made_up(here / "a", "agon", 0, 0.5), made_up(here / "b", "coop", 1, 0.5)]
     code, document, _ = compared(capsys, *map(str, runs))
@@ -668,6 +777,10 @@ def test_arms_without_a_common_seed_are_not_compared(capsys, here):
         ("evals.jsonl", '"tokens": ', '"tokens": 1e400, "was": ', "evals.jsonl:1: 'tokens' is no count"),
         ("evals.jsonl", '"verdict": "', '"verdict": 7, "was": "', "evals.jsonl:1: 'verdict' is no text"),
         ("evals.jsonl", '"read": true', '"read": "yes"', "'read' is no true or false"),
+        ("evals.jsonl", '"format": 1', '"format": null', "evals.jsonl:1: 'format' is neither 0 nor 1"),
+        ("evals.jsonl", '"format": 1', '"format": "1"', "evals.jsonl:1: 'format' is neither 0 nor 1"),
+        ("evals.jsonl", '"format": 1', '"format": 2', "evals.jsonl:1: 'format' is neither 0 nor 1"),
+        ("evals.jsonl", '"format": 1', '"format": Infinity', "evals.jsonl:1: 'format' is neither 0 nor 1"),
         ("evals.jsonl", '"verdict"', '"verdicts"', "evals.jsonl:1: no 'verdict' where one belongs"),
         ("evals.jsonl", '{"step"', 'x{"step"', "evals.jsonl:1: not JSON"),
         ("evals.jsonl", '"extracted": "3"', '"extracted": 3', "evals.jsonl:1: 'extracted' is no text"),
@@ -697,6 +810,18 @@ def test_a_broken_run_is_refused_with_its_place(capsys, here, file, old, new, sa
     assert (code, document) == (2, None)
     assert said in err
     assert not Path("comparisons/coop-agon/comparison.json").exists()
+
+
+def test_a_torn_row_of_what_answers_took_is_told_before_anything_is_evaluated(capsys, here, monkeypatch):
+    from agon_cli.compare import after
+
+    run = made_up(here / "run", "agon", 0, 0.5)
+    (run / "inference.jsonl").write_text('{"step": 0}\n')
+    evaluated = []
+    monkeypatch.setattr(after, "further", lambda *_: evaluated.append("extras"))
+    code, _, err = agon(capsys, "compare", str(run))
+    assert (code, evaluated) == (2, [])
+    assert "inference.jsonl:1: no 'split' where one belongs" in err
 
 
 @pytest.mark.parametrize("checkpoint", [None, "step-000004", "step-000002"])
@@ -764,6 +889,20 @@ def test_a_comparison_folder_is_one_process_s_at_a_time(capsys, here):
     assert code == 2
     assert "in use by another" in err
     assert compared(capsys, *words, "--out", "out")[0] == 0
+
+
+def test_page_and_tables_are_drawn_before_another_may_have_the_folder(capsys, here, monkeypatch):
+    from agon_cli import report
+
+    def write(out, _):
+        with pytest.raises(UsageError, match="in use by another"), folder.held(out):
+            pass
+        return [out / "page.html"]
+
+    monkeypatch.setattr(report, "write", write)
+    code, _, err = agon(capsys, "compare", *trio(seeds=(0,)), "--no-extras", "--out", "out")
+    assert code == 0
+    assert "written: out/page.html" in err
 
 
 def test_an_unmet_gate_is_told_once(capsys, here):

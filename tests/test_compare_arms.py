@@ -226,6 +226,9 @@ def test_a_vote_costs_all_its_samples_and_is_graded_as_its_winner():
     row = spending.voted(samples, [None, 1, 1])
     assert (row["verdict"], row["extracted"], row["chosen"]) == ("correct", "2", 1)
     assert (row["tokens"], row["prompt_tokens"], row["k"]) == (23, 12, 3)
+    failed = [sample("2", "grader_error", 5), *samples[1:]]
+    assert (spending.voted(failed, [0, 0, 0])["verdict"], spending.voted(failed, [0, 0, 0])["chosen"]) == ("correct", 1)
+    assert spending.voted(failed[:1], [0])["verdict"] == "grader_error"
     nobody = spending.voted(samples[:1], [None])
     assert (nobody["verdict"], nobody["extracted"], nobody["chosen"]) == ("unreadable", None, None)
 
@@ -524,6 +527,24 @@ def test_another_recipe_step_or_input_is_another_key(model, finished, tmp_path):
     assert opened() == 4
 
 
+def test_another_run_of_an_equal_recipe_is_another_key(model, finished, tmp_path):
+    path, theatre = tmp_path / "x.jsonl", Theatre(model)
+    recipe, evals = make_recipe(model, "grpo"), made_up(0, "A", cascade=False, samples=1)
+    last = [place for place, row in enumerate(evals) if (row["step"], row["split"]) == (40, "test")][-1]
+
+    def opened(rows: list[Row]) -> int:
+        extras.rows(written(tmp_path / "other", recipe, rows), path, [Extra("vote", 22.0)], silent, theatre)
+        return theatre.opened
+
+    extras.rows(finished, path, [Extra("vote", 22.0)], silent, theatre)
+    assert opened(evals) == 1, "the same run in another folder"
+    for times, said in enumerate(({"text": "x"}, {"tokens": 1000}, {"verdict": "x"}), start=2):
+        assert opened([row | said if place == last else row for place, row in enumerate(evals)]) == times, said
+    before = times
+    assert opened([row | {"text": "x"} if row["step"] < 40 else row for row in evals]) == before + 1
+    assert opened(evals) == before + 1, "what it answered before its last step has no say"
+
+
 def test_a_torn_or_edited_file_is_made_again_to_the_same_bytes(model, finished, tmp_path):
     path, theatre = tmp_path / "x.jsonl", Theatre(model)
     wanted = [Extra("vote", 22.0), Extra("empty")]
@@ -577,12 +598,12 @@ def test_extras_become_arms_and_families(model, finished, tmp_path):
         seed: extras.rows(finished, tmp_path / f"{seed}.jsonl", [Extra("vote", 22.0)], silent, Theatre(model))["vote"]
         for seed in (0, 1)
     }
-    arm = extras.measured(found, "vote", "grpo_two_pass")
+    arm = extras.measured(found, "vote", "grpo_two_pass", "grpo")
     ks = [row["k"] for rows in found.values() for row in rows if row["arm"] == "vote"]
     assert arm.name == f"grpo vote@{sum(ks) / len(ks):.1f}".removesuffix(".0")
     assert (arm.kind, arm.method, arm.deploy, arm.trained) == ("equal_tokens", "grpo", "vote", True)
     assert arm.tokens["generated"] == pytest.approx(22.0, rel=0.1)
-    line_up = extras.family(found, "vote", "moa", lambda arm: {"value": 0.25, "low": 0.0, "high": 1.0})
+    line_up = extras.family(found, "vote", "zero_shot", lambda arm: {"value": 0.25, "low": 0.0, "high": 1.0})
     assert line_up["name"] == "zero_shot vote"
     tokens = [point["tokens"] for point in line_up["points"]]
     assert [point["k"] for point in line_up["points"]] == [float(k) for k in range(1, len(tokens) + 1)]
@@ -590,8 +611,15 @@ def test_extras_become_arms_and_families(model, finished, tmp_path):
     assert tokens[-2] < 22.0 <= tokens[-1]
     shorter = {0: found[0], 1: [row for row in found[1] if row["arm"] != f"vote@{len(tokens)}"]}
     assert len(
-        extras.family(shorter, "vote", "moa", lambda arm: {"value": 0.0, "low": 0.0, "high": 1.0})["points"]
+        extras.family(shorter, "vote", "zero_shot", lambda arm: {"value": 0.0, "low": 0.0, "high": 1.0})["points"]
     ) == (len(tokens) - 1)
+
+
+@pytest.mark.parametrize("what", ["vote", "claim"])
+def test_a_player_who_is_called_like_an_arm_is_not_taken_for_it(what):
+    alone = sample("1", tokens=10) | {"arm": what, "mode": "single", "format": 1}
+    rows = {0: [alone, alone | {"mode": what, "k": 2, "tokens": 30}]}
+    assert extras.measured(rows, what, "grpo", "grpo").tokens["generated"] == 30
 
 
 # --- what a pair does ---
@@ -795,7 +823,7 @@ def test_extras_of_a_real_run_can_be_drawn_again(runs, tmp_path):
         extras.rows(runs / name, again, asked[::-1], silent)
         assert once.read_bytes() == again.read_bytes()
         for what, rows in found.items():
-            arm = extras.measured({0: rows}, what, name)
+            arm = extras.measured({0: rows}, what, name, name)
             assert len(arm.scores[0]) == 24
             if what in ("vote", "proposers"):
                 assert arm.tokens["generated"] == pytest.approx({"vote": 40.0, "proposers": 60.0}[what], rel=0.1)
@@ -837,6 +865,32 @@ def verdict_of(*names: str) -> str:
         for name, word in zip(names, ["better", "cannot tell"] * len(names), strict=False)
     ]
     return contrasts.verdict(lead, {"value": 1.0, "low": 0.0, "high": 1.0}, found)[0]
+
+
+def facing(name: str, kind: Any, method: str, deploy: Any, tokens: int, right: int, start: int = 0) -> Measured:
+    """An arm that has `right` of 100 problems right from number `start` on, for so many tokens each."""
+    verdicts = ["correct" if start <= n < start + right else "wrong" for n in range(100)]
+    rows = [sample("1", v, tokens, n) | {"arm": "A", "mode": "single", "format": 1} for n, v in enumerate(verdicts)]
+    return gather({0: rows}, name, "", kind, method, deploy, True)
+
+
+@pytest.mark.parametrize(
+    ("voted", "word", "told"),
+    [(79, "cannot tell", "it cannot be told apart"), (50, "better", "it is better"), (100, "worse", "it is worse")],
+)
+def test_a_difference_at_unlike_budgets_is_told_with_the_one_at_equal_tokens(voted, word, told):
+    lead = facing("agon", "method", "agon", "cascade", 60, 80)
+    vote_arm = facing("grpo vote@2", "equal_tokens", "grpo", "vote", 61, voted)
+    others = [facing("coop", "method", "coop", "cascade", 60, 75), facing("grpo", "method", "grpo", "single", 30, 40)]
+    found = {(c["left"], c["right"]): c for c in contrasts.contrasts([lead, *others, vote_arm], lead)[0]}
+    plain = found["agon", "grpo"]
+    assert (plain["verdict"], plain["matched"]) == ("better", "grpo vote@2")
+    assert plain["sentence"].endswith(f"; against grpo vote@2, which spends as many tokens, {told}.")
+    assert found["agon", "grpo vote@2"]["verdict"] == word
+    assert ("coop", "grpo vote@2") not in found
+    bystander = found["coop", "grpo"]
+    assert (bystander["verdict"], bystander["matched"]) == ("higher", None), "nobody set coop against the votes"
+    assert bystander["sentence"].endswith("; coop was not set against grpo at equal tokens.")
 
 
 def test_the_verdict_names_five_arms_and_of_more_the_methods() -> None:

@@ -452,9 +452,9 @@ def test_the_markdown_table_has_its_columns_whatever_a_name_holds() -> None:
 
 def test_latex_is_escaped_and_its_rows_are_whole() -> None:
     found = document()
-    found["arms"][0]["name"] = "[50\\% & _x^2~{$#}"
+    found["arms"][0]["name"] = '[50\\% & _x^2~{$#}"'
     text = tables.latex(found)
-    assert r"{}[50\textbackslash{}\% \& \_x\textasciicircum{}2\textasciitilde{}\{\$\#\} & 50.0" in text
+    assert r"{}[50\textbackslash{}\% \& \_x\textasciicircum{}2\textasciitilde{}\{\$\#\}'' & 50.0" in text
     assert text.count(r"\toprule") == text.count(r"\bottomrule") == text.count(r"\end{tabular}") == 2
     body = [line for line in text.splitlines() if line.endswith(r"\\")]
     assert {len(re.findall(r"(?<!\\)&", line)) for line in body} == {9, 5}

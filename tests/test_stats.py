@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pandas as pd
@@ -20,10 +21,10 @@ from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.power import TTestPower
 
 from agon_cli.errors import UsageError
-from agon_cli.stats import Paired, detectable, gate, holm, interval, judged, over_seeds_and_items, paired
+from agon_cli.stats import Matched, Paired, detectable, gate, holm, interval, judged, over_seeds_and_items, paired
 from agon_cli.stats.crossed import Spread, spread
 from agon_cli.stats.power import detectable_of_pairs, mcnemar_power
-from agon_cli.stats.verdicts import points
+from agon_cli.stats.verdicts import Verdict, points
 from interval_coverage import CLAIMS, STEADY, World, covers, truth
 
 
@@ -334,7 +335,7 @@ WON = Paired(0.112, 0.081, 0.143, 0.0004, "a test", (90, 30), 0.04, 217, 5, 0, 0
 LOST = replace(WON, difference=-0.112, low=-0.143, high=-0.081)
 OPEN = replace(WON, difference=0.009, low=-0.013, high=0.031, p=0.4, detectable=0.034)
 OVER = "over 217 problems and 5 seeds"
-ALONE = "no arm with equal tokens was measured."
+ALONE = "agon was not set against grpo at equal tokens."
 
 
 @pytest.mark.parametrize(
@@ -366,9 +367,14 @@ ALONE = "no arm with equal tokens was measured."
             f"agon is 11.2 points lower than grpo [8.1, 14.3] for 0.47 times the tokens, {OVER}; {ALONE}",
         ),
         (
-            *(WON, 0.002, 1.9, "grpo vote@2", "better"),
+            *(WON, 0.002, 1.9, Matched("grpo vote@2", "better"), "better"),
             f"agon is better than grpo by 11.2 points [8.1, 14.3] for 1.9 times the tokens, {OVER}; "
-            "grpo vote@2 spends as many tokens as agon.",
+            "against grpo vote@2, which spends as many tokens, it is better.",
+        ),
+        (
+            *(WON, 0.002, 1.9, Matched("grpo vote@2", "cannot tell"), "better"),
+            f"agon is better than grpo by 11.2 points [8.1, 14.3] for 1.9 times the tokens, {OVER}; "
+            "against grpo vote@2, which spends as many tokens, it cannot be told apart.",
         ),
     ],
 )
@@ -377,17 +383,26 @@ def test_a_verdict_is_one_plain_sentence(found, p_holm, budget, matched, verdict
 
 
 @given(
-    st.floats(-1, 1), st.floats(0, 0.5), st.floats(0, 1), st.none() | st.floats(min_value=0), st.none() | st.just("m")
+    st.floats(-1, 1),
+    st.floats(0, 0.5),
+    st.floats(0, 1),
+    st.none() | st.floats(min_value=0),
+    st.none() | st.builds(Matched, st.just("m"), st.sampled_from(get_args(Verdict))),
 )
 @settings(deadline=None)
 def test_better_is_only_said_of_equal_budgets_or_beside_a_matched_arm(difference, half, p_holm, budget, matched):
     found = replace(WON, difference=difference, low=max(-1, difference - half), high=min(1, difference + half))
     verdict, sentence = judged(found, p_holm, "left", "right", budget, matched)
-    words = {word for word in ("better", "worse", "higher", "lower") if word in sentence}
+    mine, _, beside = sentence.partition("; against m, which spends as many tokens, it ")
+    words = {word for word in ("better", "worse", "higher", "lower") if word in mine}
     assert words == ({verdict} - {"cannot tell"})
+    unlike = budget is None or budget > 1.1 or budget < 1 / 1.1
+    told = matched is not None and unlike and verdict != "cannot tell"
+    ends = {"cannot tell": "cannot be told apart."}.get(matched.verdict, f"is {matched.verdict}.") if matched else ""
+    assert beside == ends * told
     if p_holm >= 0.05 or found.low <= 0 <= found.high:
         assert verdict == "cannot tell"
-    elif matched is None and (budget is None or budget > 1.1 or budget < 1 / 1.1):
+    elif matched is None and unlike:
         assert verdict in {"higher", "lower"}
     else:
         assert verdict == ("better" if difference > 0 else "worse")

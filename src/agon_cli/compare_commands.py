@@ -56,8 +56,7 @@ def compare(
     with Halt(quiet or as_json) as halt:
         try:
             with trainings(as_json, quiet) as listen:
-                folder, document = conduct.compare(asked, listen, again)
-                files = report.write(folder, document)
+                folder, document, files = conduct.compare(asked, listen, again, report.write)
         except KeyboardInterrupt:
             said = f"stopped by {halt.signal.name if halt.signal else 'SIGINT'}; what was whole is kept"
             raise Stopped(said, f"continue with: {again}", halt.code) from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypedDict
 
-FORMAT = 1
+FORMAT = 2
 
 
 class Tokens(TypedDict):
@@ -93,9 +93,10 @@ class Contrast(TypedDict):
     budget_ratio: float | None
     """Generated tokens of left over those of right; None where right generated none."""
     matched: str | None
-    """Where budgets differ by over 10 %: the arm that spends left's tokens on right's players, if there is one."""
+    """Where budgets differ by over 10 %: the arm that spends left's tokens on right's players, if left is set against
+    one too; the sentence tells how that ends."""
     verdict: Literal["better", "worse", "cannot tell", "higher", "lower"]
-    """`higher` and `lower` stand in for the first two where budgets differ by over 10 %."""
+    """`higher` and `lower` stand in for the first two where budgets differ by over 10 % and no arm is `matched`."""
     sentence: str
 
 
@@ -166,7 +167,8 @@ class Cost(TypedDict):
     training_seconds: dict[str, float] | None
     """By phase."""
     inference: dict[str, float]
-    """`draft`, `prefill`, `answer` tokens per problem; `peak_bytes` of a process that has not trained, where logged."""
+    """`draft`, `prefill`, `answer` tokens per problem; where logged `peak_bytes` of a process that has not trained, the
+    most of the whole evaluation up to that arm."""
     inference_seconds: dict[str, float] | None
     """Per problem by phase, at the evaluation's batches; None where no run timed it."""
 
@@ -228,8 +230,8 @@ class Document(TypedDict):
     provenance: dict[str, Any]
     """`versions`, `hardware`, `hashes`, `seeds`, `split`, `items`, `runs` (by name: the place within the
     comparison's folder, of a run elsewhere the last two parts of its path), `asked` (what makes the document again:
-    `words`, `recipe`, `methods`, `seeds`, `gates`, `intersect`, `extras`, `runs` in their order, `said` of the
-    recipe)."""
+    `words`, `recipe`, `methods`, `seeds`, `gates`, `intersect`, `extras`, `runs` in their order, `recipes` (by run, a
+    digest of its resolved recipe), `said` of the recipe)."""
 
 
 class Line(TypedDict):

@@ -16,6 +16,10 @@ from torch.nn import functional
 
 from agon_cli import wide
 
+SMALL = 1 << 15
+"""Weights of a float32 layer up to which sampling forms W + s B A, for as long as a sample takes: one product with it
+takes less time than three, and as good as no memory. The base is not touched."""
+
 
 def take_over(model: PeftModel) -> None:
     """Compute every linear LoRA layer of a model by `forward` below instead of PEFT's own.
@@ -61,6 +65,8 @@ def joint(layers: Sequence[Any], like: Tensor) -> Callable[[Tensor], list[Tensor
     """
     if wide.pays(like):
         return lambda x_MI: [_wide(layer, x_MI) for layer in layers]
+    if all(map(_is_small, layers)):
+        return _side_by_side(layers)
     bases = [_base(layer) for layer in layers]
     places = [
         place for place, layer in enumerate(layers) if isinstance(layer, LoraLayer) and not layer.disable_adapters
@@ -83,6 +89,31 @@ def joint(layers: Sequence[Any], like: Tensor) -> Callable[[Tensor], list[Tensor
         return results
 
     return compute
+
+
+def _is_small(layer: Any) -> bool:
+    """Whether a layer, LoRA or plain, is one whose sum of weights is formed."""
+    base = getattr(layer, "base_layer", layer)
+    return type(base) is torch.nn.Linear and base.weight.dtype is torch.float32 and base.weight.numel() <= SMALL
+
+
+def _summed(layer: Any) -> tuple[Tensor, Tensor | None]:
+    """W + s B A, and the bias."""
+    base = getattr(layer, "base_layer", layer)
+    if base is layer or layer.disable_adapters:
+        return base.weight, base.bias
+    a_RI, b_RO, scale = _converted(layer, torch.float32)
+    return torch.addmm(base.weight, b_RO.t(), a_RI, alpha=scale), base.bias
+
+
+def _side_by_side(layers: Sequence[Any]) -> Callable[[Tensor], list[Tensor]]:
+    """All layers in one product."""
+    sums = [_summed(layer) for layer in layers]
+    if any(bias is not None for _, bias in sums) and len(sums) > 1:
+        return lambda x_MI: [functional.linear(x_MI, *weights) for weights in sums]
+    weight_OI, bias = torch.cat([weight for weight, _ in sums]), sums[0][1]
+    widths = [len(weight) for weight, _ in sums]
+    return lambda x_MI: list(functional.linear(x_MI, weight_OI, bias).split(widths, -1))
 
 
 def _base(layer: Any) -> Callable[[Tensor], Tensor]:

@@ -70,14 +70,14 @@ def find(name: str, run: Path | None, near: Recipe | None = None) -> Found:
                 f"{name} is a folder without {_CONFIG}, so it holds no adapter, and no base model either",
                 "point at a player's folder, such as runs/tiny/A, or at a saved model",
             )
+    elif not path.exists() and (runs := _runs_beside(path)):
+        raise UsageError(f"{name} is no run, and no folder", f"in {path.parent}/ there are: {', '.join(runs)}")
     elif not could_be_base(name):
         known = ", and there is no run" if run is None else f" of {run}, which has {', '.join(recipe_of(run).players)}"
         raise UsageError(
             f"{name!r} is no player{known}",
             "name a player of the newest run or of --run, an adapter folder, or a Hub id such as Qwen/Qwen3-0.6B",
         )
-    elif not path.exists() and (runs := _runs_beside(path)):
-        raise UsageError(f"{name} is no run, and no folder", f"in {path.parent}/ there are: {', '.join(runs)}")
     return Found(name, base_model(name, near))
 
 
@@ -92,7 +92,8 @@ def _runs_beside(path: Path) -> list[str]:
 def could_be_base(name: str) -> bool:
     """Whether a name that is no folder here can be a base all the same: a path, a package, a GGUF file or a Hub id."""
     named = name.startswith(("package:", "/", "./", "../", "~")) or name.endswith(".gguf")
-    return named or _HUB_ID.fullmatch(name) is not None
+    path = Path(name).expanduser()
+    return (named or _HUB_ID.fullmatch(name) is not None) and (path.exists() or not _runs_beside(path))
 
 
 def recipe_of(run: Path, overrides: Sequence[str] = ()) -> Recipe:

@@ -40,7 +40,6 @@ def further(
     from agon_cli.compare import extras  # whatever needs no models needs no torch either
 
     found = After([], [], [])
-    names = set[str]()
     for cell, runs in by_cell(evidence.runs):
         mine = {run.seed: run for run in runs if run.seed in lead.seeds}
         whats = _owed(cell, runs[0], lead)
@@ -56,11 +55,7 @@ def further(
         for what in whats:
             here = {seed: evidence.only_kept(of[what], seed) for seed, of in rows.items()}
             name = _whose(cell, what)
-            arm = extras.measured(here, what, runs[0].recipe.method.preset, name)
-            if arm.name in names:
-                continue
-            names.add(arm.name)
-            found.arms.append(arm)
+            found.arms.append(extras.measured(here, what, runs[0].recipe.method.preset, name))
             if what in _ALONG:
                 found.budgets.append(extras.family(here, what, name, over))
     return found
@@ -84,7 +79,8 @@ def _owed(cell: Cell, run: Run, lead: Measured) -> list[What]:
 
 
 def _whose(cell: Cell, what: What) -> str:
-    """The method of a cell whose players an extra's arm is about: for single samples the one that is one pass."""
+    """The method of a cell that an extra's arm is called after: for single samples the one that is one pass, where the
+    cell answers for it."""
     singles: Sequence[Method] = [method for method in cell.methods if method.preset in _SINGLES]
     return singles[0].name if singles and what in ("vote", "claim") else cell.methods[-1].name
 

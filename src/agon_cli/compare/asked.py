@@ -8,11 +8,12 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from agon_cli.compare import cells
-from agon_cli.compare.cells import Cell, Run
+from agon_cli.compare.cells import Run
 from agon_cli.compare.folder import DOCUMENT
 from agon_cli.document import FORMAT
 from agon_cli.errors import UsageError
@@ -55,8 +56,20 @@ class Asked:
         return {
             "words": list(told.words), "recipe": None if recipe is None else cut(recipe), "methods": self.methods,
             "seeds": self.seeds, "gates": list(self.gates), "intersect": self.intersect, "extras": self.extras,
-            "runs": [run.name for run in runs], "said": list(said),
+            "runs": [run.name for run in runs], "recipes": {run.name: recipe_digest(run.folder) for run in runs},
+            "said": list(said),
         }  # fmt: skip
+
+
+def recipe_digest(run: Path) -> str:
+    """12 hex digits of a run's resolved recipe as its file has it, which no later version of agon changes. Raises
+    UsageError where it cannot be read."""
+    path = run / "recipe.resolved.json"
+    try:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path} cannot be read: {error}", "put the file back") from error
+    return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def tail(path: str | Path) -> str:
@@ -75,12 +88,13 @@ def cut(word: str) -> str:
 @dataclass(frozen=True)
 class Remembered:
     """What the document of a comparison folder was asked for and made of. `runs` are places by name, in the order of
-    the comparison."""
+    the comparison; `recipes` are digests of what is to be found there."""
 
     folder: Path
     asked: Asked
     recipe: str | None
     runs: Mapping[str, str]
+    recipes: Mapping[str, str]
     said: tuple[str, ...]
 
     def with_options(self, asked: Asked) -> Asked:
@@ -99,30 +113,33 @@ class Remembered:
         """The runs of the document, where they lie. Raises UsageError for one that is gone or is another."""
         methods = cells.methods_of(self.asked.methods) if self.recipe is not None else []
         known = {cell.name: cell for cell in cells.cells_of(methods)}
-        elsewhere = {tail(run): run for word in self.asked.words for run in _runs_named(word)}
+        elsewhere: dict[str, list[Path]] = {}
+        for run in dict.fromkeys(run for word in self.asked.words for run in _runs_named(word)):
+            elsewhere.setdefault(tail(run), []).append(run)
         plan: list[Run] = []
         others: list[tuple[Path, str]] = []
         for name, place in self.runs.items():
-            here = self.folder / place
-            path = here if is_run(here) else elsewhere.get(place)
-            if path is None:
-                hint = f"put it back, make the comparison again ({self.asked.command()}), or name its runs one by one"
-                raise UsageError(f"{self.folder}: run {name} is not at {place}", hint)
+            path = self._path(name, [self.folder / place, *elsewhere.get(place, [])])
             cell = known.get(name.rpartition("/")[0])
             if cell is None:
                 others.append((path, place))
             else:
-                plan.append(_run(cell, name, path, place))
+                recipe = recipe_of(path)
+                plan.append(Run(cell, recipe.seed, path, recipe, None, place))
         return cells.found(others, plan)
 
-
-def _run(cell: Cell, name: str, path: Path, place: str) -> Run:
-    recipe = recipe_of(path)
-    run = Run(cell, recipe.seed, path, recipe, None, place)
-    if run.name != name or cell.overrides[0] != f"method={recipe.method.preset}":
-        message = f"{path}: a run of {recipe.method.preset} under seed {recipe.seed}, where {name} belongs"
-        raise UsageError(message, "put the run back that was compared")
-    return run
+    def _path(self, name: str, places: Sequence[Path]) -> Path:
+        """Where, of several places, a run lies: runs elsewhere can have the same end of their path."""
+        there = [path for path in places if is_run(path)]
+        mine = next((path for path in there if recipe_digest(path) == self.recipes[name]), None)
+        if mine is not None:
+            return mine
+        if there:
+            recipe = recipe_of(there[0])
+            other = f"a run of {recipe.method.preset} under seed {recipe.seed}, where {name} belongs"
+            raise UsageError(f"{there[0]}: {other}; their recipes differ", "put the run back that was compared")
+        hint = f"put it back, make the comparison again ({self.asked.command()}), or name its runs one by one"
+        raise UsageError(f"{self.folder}: run {name} is not at {self.runs[name]}", hint)
 
 
 def _runs_named(word: str) -> list[Path]:
@@ -152,11 +169,12 @@ def remembered(words: Sequence[str]) -> Remembered | None:
             asked["extras"],
         )  # fmt: skip
         runs = {name: places[name] for name in asked["runs"]}
+        recipes = {name: asked["recipes"][name] for name in runs}
     except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return None
-    if not (runs and _are_texts(list(runs.values())) and all(map(_NAME.fullmatch, runs))):
+    if not (runs and _are_texts([*runs.values(), *recipes.values()]) and all(map(_NAME.fullmatch, runs))):
         return None
-    return Remembered(folder, then, asked["recipe"], runs, tuple(asked["said"]))
+    return Remembered(folder, then, asked["recipe"], runs, recipes, tuple(asked["said"]))
 
 
 def _is_record(asked: Mapping[str, Any]) -> bool:

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from agon_cli.compare.cells import Run
+from agon_cli.compare.cells import Run, by_cell
 from agon_cli.errors import AgonError, UsageError
 from agon_cli.recipe import OF_MEMORY, Recipe, differences, resolved
 
 SAME = (
-    "prompts.plain", "prompts.rival", "prompts.template_args", "format.think", "format.answer", "summary.withhold",
-    "summary.max_tokens", "verifier.type", "verifier.timeout", "rollout.max_tokens", "rollout.max_prompt_tokens",
-    "rollout.temperature", "rollout.top_p",
+    "prompts.system", "prompts.plain", "prompts.rival", "prompts.template_args", "format.think", "format.answer",
+    "summary.withhold", "summary.max_tokens", "verifier.type", "verifier.timeout", "rollout.max_tokens",
+    "rollout.max_prompt_tokens", "rollout.temperature", "rollout.top_p",
 )  # fmt: skip
 """Keys in which runs that are compared must agree: what is asked, how it is graded, how much may be written."""
 _NO_MATTER = ("method", "seed", "hardware", "engine", "save", "eval")
@@ -140,15 +140,16 @@ def _alike(
 def parity(runs: Sequence[Run]) -> list[str]:
     """Sentences on settings in which cells were trained differently; nothing where a comparison trained them all."""
     found = []
-    cells = list({run.cell.name: run for run in runs}.values())
-    first = cells[0]
-    plain = _training(first.recipe)
-    for run in cells[1:]:
-        lines = differences(plain, _training(run.recipe), OF_MEMORY)
-        if lines:
+    plain, whole = _training(runs[0].recipe), runs[0].cell.name
+    for cell, mine in by_cell(runs):
+        told: dict[tuple[str, ...], list[str]] = {}
+        for run in mine:
+            told.setdefault(tuple(differences(plain, _training(run.recipe), OF_MEMORY)), []).append(run.name)
+        for lines, names in told.items():
+            who, than = (cell.name, whole) if len(told) == 1 else (", ".join(names), runs[0].name)
             more = f" and {len(lines) - _MOST_NOTES} more" if len(lines) > _MOST_NOTES else ""
             listed = "; ".join(lines[:_MOST_NOTES])
-            found.append(f"{run.cell.name} was trained with other settings than {first.cell.name}: {listed}{more}.")
+            found += [f"{who} was trained with other settings than {than}: {listed}{more}."] * bool(lines)
     return found
 
 

@@ -20,6 +20,7 @@ from agon_cli.recipe import load, resolved
 from agon_cli.stats.gates import parse
 
 Emit = Callable[..., None]
+Draw = Callable[[Path, Document], list[Path]]
 _LONGEST = 60
 
 
@@ -29,8 +30,9 @@ class GateNotMet(AgonError):
     code = Exit.GATE
 
 
-def compare(asked: Asked, emit: Emit, again: str) -> tuple[Path, Document]:
-    """The comparison folder and its document, which is written there. `again` is the command that goes on.
+def compare(asked: Asked, emit: Emit, again: str, draw: Draw) -> tuple[Path, Document, list[Path]]:
+    """The comparison folder, its document, which is written there, and the files that `draw` makes of that beside it,
+    all while no other process has the folder. `again` is the command that goes on.
 
     Raises UsageError for what cannot be compared, Stopped after a signal, RunFailed where a run ends badly, and what
     evaluating raises. Everything that was whole by then is kept and not done again.
@@ -59,7 +61,8 @@ def compare(asked: Asked, emit: Emit, again: str) -> tuple[Path, Document]:
         made = build(found, out, title, asked, asked.record(recipe, runs, said), left_out, emit)
         document = folder.canonical(made)
         folder.write(out, document)
-    return out, document
+        files = draw(out, document)
+    return out, document, files
 
 
 class Course(NamedTuple):

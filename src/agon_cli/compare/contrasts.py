@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from agon_cli.compare.arms import Measured
 from agon_cli.document import Contrast, Estimate
 from agon_cli.errors import UsageError
-from agon_cli.stats import Paired, holm, judged, paired
+from agon_cli.stats import Matched, Paired, holm, judged, paired
 from agon_cli.stats.verdicts import SAME_BUDGET
 
 BASELINES = ("grpo", "zero_shot")
@@ -77,26 +77,24 @@ def contrasts(arms: Sequence[Measured], lead: Measured) -> tuple[list[Contrast],
     # `pairs` gives the lead's first.
     families = ([one for one in sets if one.left is lead], [one for one in sets if one.left is not lead])
     adjusted = [(one, p) for family in families for one, p in zip(family, _adjusted(family), strict=True)]
-    return [_contrast(one, p, arms) for one, p in adjusted], notes
+    return [_contrast(one, p, adjusted) for one, p in adjusted], notes
 
 
 def _adjusted(family: Sequence[Facing]) -> list[float]:
     return holm([one.found.p for one in family])
 
 
-def _contrast(one: Facing, p_holm: float, arms: Sequence[Measured]) -> Contrast:
-    found, left, right = one.found, one.left, one.right
-    seeds = left.seeds.keys() & right.seeds.keys()
-    spent = _generated(right, seeds)
-    ratio = _generated(left, seeds) / spent if spent else None
-    matched = None if equal_budget(ratio) else _matched(left, right, arms, seeds)
-    word, sentence = judged(found, p_holm, left.name, right.name, ratio, matched)
+def _contrast(one: Facing, p_holm: float, beside: Sequence[tuple[Facing, float]]) -> Contrast:
+    found, left, right = one.found, one.left.name, one.right.name
+    ratio = _ratio(one)
+    matched = None if equal_budget(ratio) else _matched(one, beside)
+    word, sentence = judged(found, p_holm, left, right, ratio, matched)
     return {
-        "left": left.name, "right": right.name, "items": found.items, "seeds": found.seeds,
+        "left": left, "right": right, "items": found.items, "seeds": found.seeds,
         "difference": {"value": found.difference, "low": found.low, "high": found.high},
         "p": found.p, "p_holm": p_holm, "test": found.test, "discordant": list(found.discordant),
-        "detectable": found.detectable, "budget_ratio": ratio, "matched": matched, "verdict": word,
-        "sentence": sentence,
+        "detectable": found.detectable, "budget_ratio": ratio, "verdict": word, "sentence": sentence,
+        "matched": None if matched is None else matched.name,
     }  # fmt: skip
 
 
@@ -105,19 +103,29 @@ def equal_budget(ratio: float | None) -> bool:
     return ratio is not None and 1 / SAME_BUDGET <= ratio <= SAME_BUDGET
 
 
+def _ratio(one: Facing) -> float | None:
+    """Generated tokens of left over those of right, under the seeds that both have."""
+    seeds = one.left.seeds.keys() & one.right.seeds.keys()
+    spent = _generated(one.right, seeds)
+    return _generated(one.left, seeds) / spent if spent else None
+
+
 def _generated(arm: Measured, seeds: Set[int]) -> float:
     """Generated tokens a problem under these seeds."""
     return replace(arm, seeds={seed: arm.seeds[seed] for seed in sorted(seeds)}).tokens["generated"]
 
 
-def _matched(left: Measured, right: Measured, arms: Sequence[Measured], seeds: Set[int]) -> str | None:
-    """The arm that spends left's tokens on right's players under these seeds, if there is one."""
-    for arm in arms:
-        whose = right.method in _BY_DEPLOY.get(arm.deploy, ()) and arm.name.startswith(f"{right.name} ")
-        if arm.kind == "equal_tokens" and whose and seeds <= arm.seeds.keys():
-            spent = _generated(left, seeds)
-            if spent and equal_budget(_generated(arm, seeds) / spent):
-                return arm.name
+def _matched(one: Facing, beside: Sequence[tuple[Facing, float]]) -> Matched | None:
+    """The arm that spends left's tokens on right's players under the seeds of both, and how left does against it, if
+    that is among the contrasts beside this one."""
+    seeds = one.left.seeds.keys() & one.right.seeds.keys()
+    spent = _generated(one.left, seeds)
+    for other, p_holm in beside:
+        arm = other.right
+        whose = one.right.method in _BY_DEPLOY.get(arm.deploy, ()) and arm.name.startswith(f"{one.right.name} ")
+        mine = other.left is one.left and arm.kind == "equal_tokens" and whose and seeds <= arm.seeds.keys()
+        if mine and spent and equal_budget(_generated(arm, seeds) / spent):
+            return Matched(arm.name, judged(other.found, p_holm, one.left.name, arm.name, _ratio(other)).verdict)
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -65,8 +66,9 @@ def gather(runs: Sequence[Run]) -> Evidence:
     """Read and check every run. Raises UsageError, with file and line where there is one, for a run that has not
     finished and for rows that no run of ours writes."""
     for run in runs:
-        for _ in checked(run.folder, "metrics"):
-            pass
+        deque(checked(run.folder, "metrics"), maxlen=0)
+        if (run.folder / "inference.jsonl").exists():
+            deque(checked(run.folder, "inference"), maxlen=0)
     manifests = {run.name: read_manifest(run.folder) for run in runs}
     return Evidence(runs, manifests, {run.name: _asked(run, manifests[run.name]) for run in runs})
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from agon_cli.compare.arms import SINGLE_OF, Evaluated, Kind, Measured, gather
 from agon_cli.compare.folder import replace
+from agon_cli.compare.spending import MOST
 from agon_cli.compare.stage import PLAYED, Stage, on_stage
 from agon_cli.document import Budget, Estimate
 from agon_cli.manifest import read_manifest
@@ -25,8 +26,9 @@ from agon_cli.tally import tallies
 
 Row = dict[str, Any]
 What = Literal["vote", "proposers", "shuffled", "empty", "claim"]
-FORMAT = 1
+FORMAT = 2
 """Of the rows and of how they are drawn; rows of another are made again."""
+_ANSWER = ("problem_id", "arm", "sample", "text", "tokens", "verdict")
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,8 @@ def rows(
     staged: Callable[[Path, Evaluated], AbstractContextManager[Stage]] = on_stage,
 ) -> dict[What, list[Row]]:
     """The rows of every extra wanted of a run, by what it is. Those that `path` holds under the same key (the run's
-    recipe, inputs and step, the direction, the budget, FORMAT) are read; the others are evaluated and written there,
-    each as soon as it is whole.
+    recipe, inputs, step and last answers, the direction, the budget, FORMAT) are read; the others are evaluated and
+    written there, each as soon as it is whole.
 
     `tell` hears what is being evaluated. Raises UsageError for a run that is not finished or whose inputs changed,
     GradingError where the verifier fails too often, ResourceError when the disk is full.
@@ -55,7 +57,7 @@ def rows(
     evaluated = Evaluated(tallies(read(run, "evals")), str(run), recipe.method.deploy)
     made_of = _digest([resolved(recipe), read_manifest(run)["hashes"]])
     samples = evaluated.deployed().tally.samples
-    common = [FORMAT, made_of, evaluated.step, evaluated.chosen, samples]
+    common = [FORMAT, made_of, evaluated.step, evaluated.chosen, samples, _answers(run, evaluated.step)]
     keys = {extra.what: _digest([*common, extra.what, _rounded(extra.budget)]) for extra in wanted}
     held = _held(path)
     missing = [extra for extra in wanted if held.get(extra.what, ("", []))[0] != keys[extra.what]]
@@ -68,6 +70,16 @@ def rows(
                 held[extra.what] = keys[extra.what], [{"extra": extra.what} | row for row in made]
                 _write(path, held)
     return {extra.what: held[extra.what][1] for extra in wanted}
+
+
+def _answers(run: Path, step: int) -> str:
+    """A digest of what a run answered on the test split at a step, which tells its players from those of another run of
+    the same recipe."""
+    digest = hashlib.sha256()
+    for row in read(run, "evals"):
+        if (row["split"], row["step"]) == ("test", step):
+            digest.update(json.dumps([row[key] for key in _ANSWER]).encode())
+    return digest.hexdigest()[:16]
 
 
 def _rounded(budget: float) -> float:
@@ -106,45 +118,47 @@ def _write(path: Path, held: Held) -> None:
     replace(path, (json.dumps(row, separators=(",", ":")) + "\n" for row in rows))
 
 
-def measured(runs: Mapping[int, Sequence[Row]], what: What, method: str, name: str = "") -> Measured:
-    """The arm that an extra's rows, by seed, come to. `method` is the run's; `name` is what its arm is called where
-    that is not the method's. What spends a budget is called after the samples a problem that it took: `grpo vote@1.9`.
+def measured(runs: Mapping[int, Sequence[Row]], what: What, method: str, name: str) -> Measured:
+    """The arm that an extra's rows, by seed, come to. `method` is the preset of its runs, `name` that of the method
+    which the arm is called after. What spends a budget tells how many samples a problem that took: `grpo vote@1.9`.
     """
-    whose = name or method
-    if what in ("vote", "claim"):
-        method, whose = SINGLE_OF.get(method, method), SINGLE_OF.get(whose, whose)
+    method = SINGLE_OF.get(method, method) if what in ("vote", "claim") else method
     kind: Kind = "control" if what in ("shuffled", "empty") else "equal_tokens"
     # A vote's single samples and its points along k have other names than its arm; a placebo's rows are all its arm.
-    mine = {seed: [row for row in rows if kind == "control" or row["arm"] == what] for seed, rows in runs.items()}
+    mine = {seed: [row for row in rows if kind == "control" or _is(row, what, what)] for seed, rows in runs.items()}
     spends = what in ("vote", "proposers")
     ks = [row["k"] for rows in mine.values() for row in rows] if spends else []
     k = f"{sum(ks) / len(ks):.1f}".removesuffix(".0") if ks else ""
     words = {
-        "vote": f"majority of {k} samples of {whose}",
-        "proposers": f"{whose} reading {k} drafts at once",
-        "shuffled": f"{whose}, its solver shown drafts of other problems",
-        "empty": f"{whose}, its solver shown nothing",
-        "claim": f"two samples of {whose}, the one kept that claims to have checked its answer",
+        "vote": f"majority of {k} one-pass samples of {name}",
+        "proposers": f"{name} reading {k} drafts at once",
+        "shuffled": f"{name}, its solver shown drafts of other problems",
+        "empty": f"{name}, its solver shown nothing",
+        "claim": f"two one-pass samples of {name}, the one kept that claims to have checked its answer",
     }
     deploy: Any = "cascade" if kind == "control" else what
-    title = f"{whose} {what}" + (f"@{k}" if spends else "")
+    title = f"{name} {what}" + (f"@{k}" if spends else "")
     return gather(mine, title, words[what], kind, method, deploy, PRESETS[method]["players"] != "base")
 
 
-def family(runs: Mapping[int, Sequence[Row]], what: What, method: str, over: Callable[[Measured], Estimate]) -> Budget:
-    """Accuracy along k for every whole k that all seeds have; `over` gives an arm's estimate over seeds and items."""
-    whose = SINGLE_OF.get(method, method) if what == "vote" else method
-    words = {"vote": f"majority votes of {whose}", "proposers": f"{whose} with more proposers"}
-    arms = [{row["arm"] for row in rows} for rows in runs.values()]
+def _is(row: Row, what: What, arm: str) -> bool:
+    """Whether a row is of an arm of this kind, and not of a player who bears the arm's name."""
+    return (row["mode"], row["arm"]) == (what, arm)
+
+
+def family(runs: Mapping[int, Sequence[Row]], what: What, name: str, over: Callable[[Measured], Estimate]) -> Budget:
+    """Accuracy along k for every whole k that all seeds have. `name` is that of the method which the arms are called
+    after; `over` gives an arm's estimate over seeds and items."""
+    words = {"vote": f"majority votes of {name}", "proposers": f"{name} with more proposers"}
     points = []
-    for k in range(1, 1 + max((len(names) for names in arms), default=0)):
-        if not all(f"{what}@{k}" in names for names in arms):
+    for k in range(1, MOST + 1):
+        mine = {seed: [row for row in rows if _is(row, what, f"{what}@{k}")] for seed, rows in runs.items()}
+        if not (mine and all(mine.values())):
             break
-        mine = {seed: [row for row in rows if row["arm"] == f"{what}@{k}"] for seed, rows in runs.items()}
-        arm = gather(mine, f"{whose} {what}@{k}", "", "equal_tokens", method, "single", True)
+        arm = gather(mine, f"{name} {what}@{k}", "", "equal_tokens", name, "single", True)
         estimate = over(arm)
         points.append({
             "k": float(k), "tokens": arm.tokens["generated"], "accuracy": estimate["value"] or 0.0,
             "low": estimate["low"], "high": estimate["high"],
         })  # fmt: skip
-    return {"name": f"{whose} {what}", "label": words[what], "points": points}
+    return {"name": f"{name} {what}", "label": words[what], "points": points}

@@ -36,6 +36,7 @@ def notes(
         *_seeds(arms, lead),
         *checks.parity(evidence.runs),
         *_unlike("base weights", _of_manifests(evidence, "hashes", "base.")),
+        *_trained_on(evidence),
         *_unlike("problems of the dev split", _of_manifests(evidence, "hashes", "data.dev")),
         *_unlike("versions", _of_manifests(evidence, "versions")),
         *_ungraded(arms),
@@ -138,6 +139,14 @@ def _of_manifests(evidence: Evidence, part: str, prefix: str = "") -> list[tuple
         values = {key: value for key, value in held.items() if key.startswith(prefix)}
         found.append((run, sorted(set(map(str, values.values()))) if part == "hashes" else values))
     return found
+
+
+def _trained_on(evidence: Evidence) -> list[str]:
+    """Runs under one seed that were trained on other problems."""
+    held = [(run, value) for run, value in _of_manifests(evidence, "hashes", "data.train") if run.steps]
+    seeds = dict.fromkeys(run.seed for run, _ in held)
+    mine = ([(run, value) for run, value in held if run.seed == seed] for seed in seeds)
+    return [said for values in mine for said in _unlike("problems of the training split", values)]
 
 
 def _unlike(what: str, values: Sequence[tuple[Run, Any]]) -> list[str]:

@@ -80,6 +80,8 @@ def _flaw(row: Row) -> str | None:
     for key in ("summary", "extracted"):
         if not (row.get(key) is None or isinstance(row[key], str)):
             return f"{key!r} is no text"
+    if type(row["format"]) is not int or row["format"] not in (0, 1):
+        return "'format' is neither 0 nor 1"
     if row["mode"] not in ("single", "cascade"):
         return f"no run has the mode {row['mode'][:40]!r}"
     cascade = row["mode"] == "cascade"

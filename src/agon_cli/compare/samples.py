@@ -63,8 +63,10 @@ def _told(evidence: Evidence, run: Run, arm: str, picked: Sequence[str]) -> dict
 
 
 def first_samples(rows: Iterable[Row], step: int) -> Iterator[Row]:
-    """Of evaluation rows those of a problem's first sample on the test split at a step."""
-    return (row for row in rows if (row["split"], row["step"], row["sample"]) == ("test", step, 0))
+    """Of evaluation rows those of a problem's first sample on the test split at a step, as far as the grader did not
+    fail on the answer or its draft: what became of those nobody knows."""
+    mine = (row for row in rows if (row["split"], row["step"], row["sample"]) == ("test", step, 0))
+    return (row for row in mine if "grader_error" not in (row["verdict"], row.get("draft_verdict")))
 
 
 def outcome(row: Row) -> str:

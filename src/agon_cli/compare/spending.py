@@ -72,8 +72,11 @@ def winner(votes: Sequence[int | None]) -> int | None:
 
 def voted(samples: Sequence[Row], votes: Sequence[int | None]) -> Row:
     """The row of a vote among all of these samples of a problem: the verdict of the sample that first gave the winning
-    answer, the tokens of all. Its text stays in that sample's row, whose place is `chosen`."""
-    chosen = winner(votes)
+    answer and could be graded, the tokens of all. Its text stays in that sample's row, whose place is `chosen`."""
+    won = winner(votes)
+    mine = [place for place, vote in enumerate(votes) if vote == won]
+    graded = (place for place in mine if samples[place]["verdict"] != "grader_error")
+    chosen = None if won is None else next(graded, won)
     none = {"verdict": "unreadable", "extracted": None} if chosen is None else {}
     return kept(samples, chosen or 0) | {"text": "", "chosen": chosen} | none
 

@@ -16,7 +16,7 @@ _UNITS = "Accuracy and rates in percent, differences in points, tokens in means 
 _TEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "|": r"\textbar{}", '"': r"\textquotedbl{}", "–": "--", MINUS: "$-$", "…": r"\ldots{}",
+    "|": r"\textbar{}", '"': "''", "–": "--", MINUS: "$-$", "…": r"\ldots{}",
 }  # fmt: skip
 _MARKDOWN = {ord(sign): f"\\{sign}" for sign in "\\`*_<>#|~!"} | {ord("&"): "&amp;"}
 

@@ -7,11 +7,12 @@ from agon_cli.stats.gates import gate
 from agon_cli.stats.means import Estimated, Scores, interval, over_seeds_and_items
 from agon_cli.stats.pairs import Paired, holm, paired
 from agon_cli.stats.power import detectable
-from agon_cli.stats.verdicts import Judgement, Verdict, judged
+from agon_cli.stats.verdicts import Judgement, Matched, Verdict, judged
 
 __all__ = [
     "Estimated",
     "Judgement",
+    "Matched",
     "Paired",
     "Scores",
     "Verdict",

@@ -20,15 +20,32 @@ class Judgement(NamedTuple):
     sentence: str
 
 
+class Matched(NamedTuple):
+    """An arm that spends left's tokens on right's players, and the verdict on left against it."""
+
+    name: str
+    verdict: Verdict
+
+
+_BESIDE = {
+    "better": "it is better", "higher": "it is higher", "cannot tell": "it cannot be told apart",
+    "lower": "it is lower", "worse": "it is worse",
+}  # fmt: skip
+
+
 def judged(
-    found: Paired, p_holm: float, left: str, right: str, budget_ratio: float | None = 1.0, matched: str | None = None
+    found: Paired,
+    p_holm: float,
+    left: str,
+    right: str,
+    budget_ratio: float | None = 1.0,
+    matched: Matched | None = None,
 ) -> Judgement:
     """The verdict on left against right.
 
-    `p_holm` is adjusted over the contrasts of one family; `budget_ratio` is generated tokens of left over
-    those of right, None where they were not measured; `matched` names an arm that spends left's tokens on right's
-    players. Without one, and with budgets further apart than `SAME_BUDGET`, nothing is called better or worse, only
-    higher or lower.
+    `p_holm` is adjusted over the contrasts of one family; `budget_ratio` is generated tokens of left over those of
+    right, None where they were not measured. Without a `matched` arm, and with budgets further apart than
+    `SAME_BUDGET`, nothing is called better or worse, only higher or lower; with one, the sentence tells how that ends.
     """
     equal = budget_ratio is not None and 1 / SAME_BUDGET <= budget_ratio <= SAME_BUDGET
     cost = "" if equal else _cost(budget_ratio)
@@ -38,13 +55,13 @@ def judged(
     up = found.difference > 0
     ends = (found.low, found.high) if up else (-found.high, -found.low)
     by, within = f"{points(abs(found.difference))} points", f"[{points(ends[0])}, {points(ends[1])}]"
-    if equal or matched is not None:
-        word: Verdict = "better" if up else "worse"
-        told = f"{left} is {word} than {right} by {by} {within}{cost}, {over(found)}"
-        return Judgement(word, told + ("." if equal else f"; {matched} spends as many tokens as {left}."))
-    word = "higher" if up else "lower"
-    told = f"{left} is {by} {word} than {right} {within}{cost}, {over(found)}"
-    return Judgement(word, f"{told}; no arm with equal tokens was measured.")
+    if not equal and matched is None:
+        word: Verdict = "higher" if up else "lower"
+        told = f"{left} is {by} {word} than {right} {within}{cost}, {over(found)}"
+        return Judgement(word, f"{told}; {left} was not set against {right} at equal tokens.")
+    word = "better" if up else "worse"
+    beside = "" if equal or matched is None else f"; {_beside(matched)}"
+    return Judgement(word, f"{left} is {word} than {right} by {by} {within}{cost}, {over(found)}{beside}.")
 
 
 def points(share: float, sign: bool = False) -> str:
@@ -57,6 +74,10 @@ def over(found: Paired) -> str:
     """What the figures are over."""
     items = "1 problem" if found.items == 1 else f"{found.items:,} problems"
     return f"over {items} and {'one seed' if found.seeds == 1 else f'{found.seeds} seeds'}"
+
+
+def _beside(matched: Matched) -> str:
+    return f"against {matched.name}, which spends as many tokens, {_BESIDE[matched.verdict]}"
 
 
 def _cost(budget_ratio: float | None) -> str:
