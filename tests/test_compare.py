@@ -394,14 +394,14 @@ def test_runs_elsewhere_whose_paths_end_alike_are_told_apart(capsys, here):
 def test_a_folder_whose_document_remembers_nothing_is_compared_as_it_is(capsys, here, spoil):
     for method in ("coop", "agon"):
         made_up(here / "mine/runs" / method / "seed-0", method, 0, 0.5)
-    assert compared(capsys, "mine")[0] == 0
+    assert compared(capsys, "mine", "--gate", "agon>=1")[0] == 0
     file = Path("mine/comparison.json")
     document = json.loads(file.read_text())
     text = spoil(document)
     file.write_text(text if isinstance(text, str) else json.dumps(document))
     code, document, _ = compared(capsys, "mine")
     assert code == 0
-    assert document["provenance"]["asked"]["words"] == ["mine"]
+    assert (document["provenance"]["asked"]["words"], document["gates"]) == (["mine"], [])
 
 
 def test_a_document_holds_no_absolute_path(capsys, here, monkeypatch):
@@ -949,10 +949,11 @@ def finished(*words):
 
 def untimed(path):
     """A document without what measures time and memory, which two trainings of one run do not share."""
+    measured = ("seconds", "training_seconds", "inference_seconds", "peak_bytes")
 
     def without(value):
         if isinstance(value, dict):
-            return {k: without(v) for k, v in value.items() if k not in ("seconds", "training_seconds", "peak_bytes")}
+            return {k: without(v) for k, v in value.items() if k not in measured}
         return [without(item) for item in value] if isinstance(value, list) else value
 
     return without(json.loads(path.read_text()))
