@@ -958,10 +958,11 @@ def finished(*words):
 
 def untimed(path):
     """A document without what measures time and memory, which two trainings of one run do not share."""
+    measured = ("seconds", "training_seconds", "inference_seconds", "peak_bytes")
 
     def without(value):
         if isinstance(value, dict):
-            return {k: without(v) for k, v in value.items() if k not in ("seconds", "training_seconds", "peak_bytes")}
+            return {k: without(v) for k, v in value.items() if k not in measured}
         return [without(item) for item in value] if isinstance(value, list) else value
 
     return without(json.loads(path.read_text()))

@@ -485,7 +485,7 @@ def test_a_stored_comparison_comes_back_whole(tmp_path: Path) -> None:
         (lambda d: d["contrasts"][1].update(p=True), "contrasts[1].p: a number belongs here"),
         (lambda d: d["samples"][0]["arms"].update(agon=[]), "samples[0].arms.agon: an object belongs here"),
         (lambda d: d["verdict"].append(3), "verdict[3]: text belongs here"),
-        (lambda d: d.update(format=2), "of format 2, and this version reads 1"),
+        (lambda d: d.update(format=1), "of format 1, and this version reads 2"),
         (lambda d: d.update(arms={}), "arms: a list belongs here"),
     ],
 )
