@@ -284,11 +284,11 @@ def burn(_: int) -> None:
 
 
 def test_waiting_for_a_busy_machine_changes_no_verdict(monkeypatch):
-    """A second of work beside three that keep the only processor busy takes about four; the cap on idle time, which
-    starting the sandbox counts against, is two."""
+    """Two seconds of work beside three that keep the only processor busy take four or more, also where the system
+    shares it by session; the cap on idle time, which starting the sandbox counts against, is two."""
     monkeypatch.setattr(code, "WALL_FACTOR", 0.0)
     monkeypatch.setattr(code, "WALL_EXTRA", 2.0)
-    work = "import time\nwhile time.process_time() < 1.0: pass\nprint(int(input()) * 2)"
+    work = "import time\nwhile time.process_time() < 2.0: pass\nprint(int(input()) * 2)"
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
     try:
