@@ -96,13 +96,18 @@ def could_be_base(name: str) -> bool:
     return (named or _HUB_ID.fullmatch(name) is not None) and (path.exists() or not _runs_beside(path))
 
 
-def recipe_of(run: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe that a run used, with overrides on top. Raises UsageError where it cannot be read."""
+def values_of(run: Path) -> Any:
+    """What a run's recipe.resolved.json holds, unchecked. Raises UsageError where it cannot be read."""
     path = run / _RESOLVED
     try:
-        values = json.loads(path.read_bytes())
+        return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {error}", "name a folder that `agon train` wrote") from error
+
+
+def recipe_of(run: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe that a run used, with overrides on top. Raises UsageError where it cannot be read."""
+    values = values_of(run)
     if not overrides:
         return from_resolved(values)
     with tempfile.TemporaryDirectory() as folder:

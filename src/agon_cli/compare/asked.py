@@ -17,7 +17,7 @@ from agon_cli.compare.cells import Run
 from agon_cli.compare.folder import DOCUMENT
 from agon_cli.document import FORMAT
 from agon_cli.errors import UsageError
-from agon_cli.players import recipe_of
+from agon_cli.players import recipe_of, values_of
 from agon_cli.runlog import is_run
 
 _NAME = re.compile(r"(.+)/seed-([0-9]{1,18})")
@@ -64,12 +64,7 @@ class Asked:
 def recipe_digest(run: Path) -> str:
     """12 hex digits of a run's resolved recipe as its file has it, which no later version of agon changes. Raises
     UsageError where it cannot be read."""
-    path = run / "recipe.resolved.json"
-    try:
-        values = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path} cannot be read: {error}", "put the file back") from error
-    return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
+    return sha256(json.dumps(values_of(run), sort_keys=True).encode()).hexdigest()[:12]
 
 
 def tail(path: str | Path) -> str:

@@ -94,7 +94,7 @@ def document(run: Path) -> RunDocument:
         "command": shlex.join(str(word) for word in manifest.get("argv", [])), "kind": "run",
         "verdict": verdict, "notes": _notes(metrics, found), "arms": arms,
         "contrasts": [], "budgets": [], "curves": _curves(found, metrics, recipe.seed, chosen), "exchanges": [],
-        "costs": [_cost(run, arm, last, bool(metrics)) for arm in measured],
+        "costs": _costs(run, measured, last, bool(metrics)),
         "samples": samples(run, recipe, chosen, [first, last], problems),
         "gates": [], "recipe": resolved(recipe), "provenance": _provenance(manifest, recipe, found, last, metrics),
         "traces": list(_traces(metrics)), "headings": reached.headings,
@@ -156,11 +156,15 @@ def _arm(measured: Measured) -> Arm:
     return arm_of(measured, {"value": one.tally.accuracy, "low": low, "high": high})
 
 
-def _cost(run: Path, measured: Measured, step: int, begun: bool) -> Cost:
-    """What an arm took; `begun` says whether there is training to tell of, that of all steps so far."""
-    (one,) = measured.seeds.values()
-    answered = answering(run, one.arm, step)
-    return cost(replace(measured, trained=begun), [training(run)], [] if answered is None else [answered])
+def _costs(run: Path, measured: Sequence[Measured], step: int, begun: bool) -> list[Cost]:
+    """What every arm took; `begun` says whether there is training to tell of, that of all steps so far."""
+    spent = [training(run)]
+    found = []
+    for arm in measured:
+        (one,) = arm.seeds.values()
+        answered = answering(run, one.arm, step)
+        found.append(cost(replace(arm, trained=begun), spent, [] if answered is None else [answered]))
+    return found
 
 
 def _words(name: str, cascade: bool, chosen: bool) -> str:
