@@ -7,10 +7,12 @@ import pytest
 
 import agon_grpo
 import bench
+import both_ways
 import w3_sampling
 import w4_step
 import workloads
 from agon_cli.recipe import load
+from compared import made_up
 from scripted import write_model
 
 SHARED = {
@@ -148,3 +150,18 @@ def test_a_side_that_fails_is_told_with_its_own_words(tmp_path):
     broken.write_text("raise SystemExit('no such model')")
     with pytest.raises(SystemExit, match="no such model"):
         bench.launch([sys.executable, str(broken)], threads=1)
+
+
+def test_both_directions_count_alike_whichever_dev_would_have_chosen(capsys, tmp_path, monkeypatch):
+    for seed in (0, 1):
+        made_up(tmp_path / "runs" / "coop" / f"seed-{seed}", "coop", seed, 0.5)
+        made_up(tmp_path / "runs" / "agon" / f"seed-{seed}", "agon", seed, 0.5, change=only_one_way)
+    monkeypatch.setattr(sys, "argv", ["both_ways.py", str(tmp_path), "coop", "agon"])
+    both_ways.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[-1] for line in lines[2:5]] == ["50.0 |"] * 3
+    assert "2 seeds, 20 problems" in lines[-1]
+
+
+def only_one_way(row):
+    return row | {"verdict": "correct" if row["arm"] == "A>B" else "wrong"}

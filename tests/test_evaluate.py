@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import beta, binom
+from scipy.stats import beta, binom, binomtest
 
 from agon_cli.evaluate import arms, choose, direction, evaluate
 from agon_cli.policy import Policy
@@ -164,6 +164,8 @@ def test_arms_keep_steps_and_splits_apart(folder):
 @pytest.mark.parametrize(("right", "total"), [(0, 1), (1, 1), (0, 30), (30, 30), (7, 30), (150, 300), (299, 300)])
 def test_the_interval_is_clopper_and_pearsons(right, total):
     low, high = interval([1.0] * right + [0.0] * (total - right))
+    scipys = binomtest(right, total).proportion_ci(0.95, method="exact")
+    assert (low, high) == pytest.approx((scipys.low, scipys.high), abs=1e-9)
     assert low == pytest.approx(0.0 if right == 0 else beta.ppf(0.025, right, total - right + 1), abs=1e-9)
     assert high == pytest.approx(1.0 if right == total else beta.ppf(0.975, right + 1, total - right), abs=1e-9)
     if 0 < right < total:

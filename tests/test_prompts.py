@@ -82,6 +82,23 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.parametrize("template", [CHATML, "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"])
+def test_how_the_answers_turn_opens_is_looked_for_once(template, monkeypatch):
+    tok = byte_tokenizer(template)
+    asked: list[bool] = []
+    apply = type(tok).apply_chat_template
+
+    def counted(self, *args, **kwargs):
+        asked.append(kwargs["add_generation_prompt"])
+        return apply(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(tok), "apply_chat_template", counted)
+    writer = renderer(tok=tok)
+    prefills = {writer.plain(task(question)).prefill for question in ("one", "two", "three")}
+    assert asked.count(False) == 1
+    assert prefills == {"<|im_start|>assistant\n" if template == CHATML else ""}
+
+
 @pytest.mark.parametrize("text", HOSTILE)
 def test_no_spelling_of_a_control_token_becomes_one(text):
     board = renderer(room=4096)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from typing import get_args
 
@@ -199,6 +201,11 @@ def test_what_one_side_lacks_is_left_out_of_both_and_counted():
 
 
 # --- one arm ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_evaluations_interval_does_not_wait_for_all_of_scipy():
+    told = "import sys, agon_cli.stats as s; s.interval([1.0, 0.0]); sys.exit('scipy.stats' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", told], check=False).returncode == 0
 
 
 def test_one_seed_of_one_arm_is_the_exact_interval():

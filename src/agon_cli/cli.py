@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import shlex
@@ -27,7 +28,9 @@ _ENVIRONMENT = {
     "TRANSFORMERS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
 }
-
+COLLECT_AFTER = 100_000
+"""New objects before a search for cyclic garbage, instead of 700: importing torch and what stands on it makes millions,
+all of which stay, and looking them over again and again took a second of every command."""
 _CHATTY = ("bitsandbytes", "datasets", "huggingface_hub", "peft", "torch", "transformers")
 
 app = typer.Typer(
@@ -266,6 +269,7 @@ def _talk(*lines: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; returns its exit code."""
+    gc.set_threshold(COLLECT_AFTER)
     _hush_libraries()
     _open_streams()
     with redirect_stderr(_Heedless(sys.stderr)):

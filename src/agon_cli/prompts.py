@@ -25,7 +25,7 @@ class Renderer:
         self.tokenizer = tokenizer
         self.prompts = prompts
         self.summary_tokens = summary_tokens
-        self._opening = ""
+        self._opening: str | None = None
         contents = {str(token) for token in tokenizer.added_tokens_decoder.values()} | set(tokenizer.all_special_tokens)
         # Runs of white space that some tokenizers list as tokens control nothing, and code needs them as they are.
         control = [text for text in contents if len(text) > 1 and text.strip("\u2581 \t\r\n")]
@@ -90,7 +90,7 @@ class Renderer:
         try:
             opened = self._templated(turns, opening=True)
             # The words of a user's turn do not change how the answer's turn opens: it is looked for once.
-            if not self._opening or not opened.endswith(self._opening):
+            if self._opening is None or not opened.endswith(self._opening):
                 closed = self._templated(turns, opening=False)
                 self._opening = opened[len(closed) :] if opened.startswith(closed) else ""
         except Exception as error:  # a template is a program that came with the model

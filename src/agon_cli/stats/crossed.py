@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.optimize import brentq
-from scipy.special import stdtrit
 
 LEVEL = 0.05
 SMALLEST_P = 1e-15
@@ -38,7 +38,7 @@ class Spread:
     def half(self, alpha: float = LEVEL) -> float:
         """Half the width of the interval at level 1 − alpha: each part takes the t quantile of its own degrees of
         freedom (Howe 1974), so that few seeds widen it only as far as seeds are seen to differ."""
-        items, seeds = stdtrit(self.items_df, alpha / 2), stdtrit(self.seeds_df, alpha / 2)
+        items, seeds = scipy.special.stdtrit(self.items_df, alpha / 2), scipy.special.stdtrit(self.seeds_df, alpha / 2)
         return math.sqrt(items * items * self.by_items + seeds * seeds * self.by_seeds)
 
     def p(self) -> float:
@@ -47,19 +47,24 @@ class Spread:
             return 1.0
         if self.half(SMALLEST_P) <= abs(self.mean):
             return SMALLEST_P
-        return math.exp(brentq(lambda x: self.half(math.exp(x)) - abs(self.mean), math.log(SMALLEST_P), 0.0))
+        return _root(lambda alpha: self.half(alpha) - abs(self.mean), SMALLEST_P, 1.0)
 
     def df(self) -> float:
         """Degrees of freedom whose t quantile gives the same 95 % interval."""
         low, high = sorted((self.items_df, self.seeds_df))
         wanted = self.half() / self.se
 
-        def beyond(x: float) -> float:
-            return float(-stdtrit(math.exp(x), LEVEL / 2)) - wanted
+        def beyond(df: float) -> float:
+            return float(-scipy.special.stdtrit(df, LEVEL / 2)) - wanted
 
-        if low == high or beyond(math.log(high)) >= 0:
+        if low == high or beyond(high) >= 0:
             return high
-        return low if beyond(math.log(low)) <= 0 else math.exp(brentq(beyond, math.log(low), math.log(high)))
+        return low if beyond(low) <= 0 else _root(beyond, low, high)
+
+
+def _root(function: Callable[[float], float], low: float, high: float) -> float:
+    """Where a function of a positive number is 0, looked for in its logarithm."""
+    return math.exp(scipy.optimize.brentq(lambda x: function(math.exp(x)), math.log(low), math.log(high)))
 
 
 def spread(values: NDArray[np.float64], seeds: NDArray[np.intp], items: NDArray[np.intp]) -> Spread:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import binomtest, bootstrap
+import scipy  # its parts load where they are first used: all of them take a second of every run
 
 from agon_cli.stats.crossed import ALL_EQUAL, spread
 
@@ -39,11 +39,17 @@ def interval(scores: Sequence[float], level: float = 0.95) -> tuple[float, float
     if not scores:
         return 0.0, 1.0
     if all(score in (0, 1) for score in scores) or min(scores) == max(scores):
-        found = binomtest(round(sum(scores)), len(scores)).proportion_ci(level, method="exact")
-        return float(found.low), float(found.high)
+        return _exact(round(sum(scores)), len(scores), (1 - level) / 2)
     batch = max(1, BATCH // len(scores))
-    drawn = bootstrap((np.asarray(scores),), np.mean, confidence_level=level, batch=batch, rng=np.random.default_rng(0))
+    drawn = scipy.stats.bootstrap(
+        (np.asarray(scores),), np.mean, confidence_level=level, batch=batch, rng=np.random.default_rng(0)
+    )
     return float(drawn.confidence_interval.low), float(drawn.confidence_interval.high)
+
+
+def _exact(hits: int, count: int, tail: float) -> tuple[float, float]:
+    low = float(scipy.special.betaincinv(hits, count - hits + 1, tail)) if hits else 0.0
+    return low, float(scipy.special.betaincinv(hits + 1, count - hits, 1 - tail)) if hits < count else 1.0
 
 
 def over_seeds_and_items(scores: Scores) -> Estimated:

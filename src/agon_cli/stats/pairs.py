@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.stats import bootstrap, permutation_test
 
 from agon_cli.errors import UsageError
 from agon_cli.stats.crossed import ALL_EQUAL, LEVEL, spread
@@ -109,7 +109,7 @@ def _one_seed(differences: NDArray[np.float64], single: bool) -> Paired:
     count, mean = len(differences), float(differences.mean())
     batch = max(1, BATCH // count)
     p = _mcnemar(differences) if single else _sign_flips(differences, batch)
-    drawn = bootstrap(
+    drawn = scipy.stats.bootstrap(
         (differences,),
         np.mean,
         n_resamples=RESAMPLES,
@@ -136,7 +136,7 @@ def _mcnemar(differences: NDArray[np.float64]) -> float:
 
 def _sign_flips(differences: NDArray[np.float64], batch: int) -> float:
     """Under no difference every problem's mean difference might as well have the other sign."""
-    flipped = permutation_test(
+    flipped = scipy.stats.permutation_test(
         (differences,),
         np.mean,
         permutation_type="samples",

@@ -19,6 +19,8 @@ MOST_PEELS = 8
 
 _PAIRS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("__", "__"), ("*", "*"), ("`", "`"))
 _BOXES = ("\\boxed{", "\\fbox{")
+_MARKS = {mark[0] for mark in (*_BOXES, *(start for start, _ in _PAIRS))}
+"""What a mark begins with."""
 _INVISIBLE = "\u200b\u2060\ufeff"
 """Spaces of no width: harmless around an answer, and nowhere else."""
 _CURRENCIES = ("$", "€", "£", "¥", "₹")
@@ -56,6 +58,8 @@ def bare(text: str) -> str:
 
 def _peeled(text: str) -> str | None:
     """The text without its outermost mark; None where it has none."""
+    if text[:1] not in _MARKS:
+        return None
     for start, stop in _PAIRS:
         inner = text[len(start) : -len(stop)]
         if inner and text == start + inner + stop and start not in inner and stop not in inner:

@@ -1,0 +1,62 @@
+"""Methods of a comparison by the mean of all their directions, so that no direction is chosen: what each scores under
+every seed, and each against the first, paired by seed and problem (Holm over those tests). Prints Markdown.
+
+    python benchmarks/both_ways.py comparisons/tiny coop agon
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import defaultdict
+from pathlib import Path
+from statistics import fmean
+
+from agon_cli.runlog import read
+from agon_cli.stats import Scores, holm, paired
+from agon_cli.tally import tallies
+
+
+def scores_of(run: Path) -> dict[str, float]:
+    """By test problem: the mean over the directions of a run's cascade at its last step."""
+    test = {place: tally for place, tally in tallies(read(run, "evals")).items() if place.split == "test"}
+    last = max(place.step for place in test)
+    found = defaultdict(list)
+    for place, tally in test.items():
+        if place.step == last and tally.mode == "cascade":
+            for problem, score in tally.scores.items():
+                found[problem].append(score)
+    return {problem: fmean(scores) for problem, scores in found.items()}
+
+
+def of_cell(cell: Path) -> Scores:
+    """The scores of a cell's runs by seed."""
+    return {int(run.name.removeprefix("seed-")): scores_of(run) for run in sorted(cell.iterdir())}
+
+
+def main() -> None:
+    """Print the table and the differences."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("comparison", type=Path)
+    parser.add_argument("cells", nargs="+", help="folders below its runs/; the others are set against the first")
+    args = parser.parse_args()
+    cells = {name: of_cell(args.comparison / "runs" / name) for name in args.cells}
+    first, *others = args.cells
+    lines = [f"| seed | {' | '.join(cells)} |", "|---" * (len(cells) + 1) + "|"]
+    for seed in sorted(cells[first]):
+        row = (f"{100 * fmean(scores[seed].values()):.1f}" if seed in scores else "" for scores in cells.values())
+        lines.append(f"| {seed} | {' | '.join(row)} |")
+    means = (f"{100 * fmean(fmean(one.values()) for one in scores.values()):.1f}" for scores in cells.values())
+    lines.append(f"| mean | {' | '.join(means)} |\n")
+    found = [paired(cells[name], cells[first]) for name in others]
+    for name, one, p in zip(others, found, holm([one.p for one in found]), strict=True):
+        lines.append(
+            f"{name} − {first}: {100 * one.difference:+.1f} points [{100 * one.low:+.1f}, {100 * one.high:+.1f}], "
+            f"Holm p {p:.3f}, {one.seeds} seeds, {one.items} problems; {100 * one.detectable:.1f} would be found four "
+            "times in five"
+        )
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
