@@ -22,7 +22,7 @@ from agon_cli.rollout import draft
 from agon_cli.types import Group
 from agon_cli.update import learning_rate, make_optimiser, update
 from staged import ForcedLength
-from workloads import GRPO, HERE, Grpo, Laps, machine, peak_rss_mib, print_line, questions, reward
+from workloads import GRPO, HERE, Grpo, Laps, machine, peak_rss_mib, print_line, questions, reward, work_of
 
 RECIPE = HERE / "grpo.yaml"
 
@@ -95,17 +95,20 @@ def run_steps(world: World, laps: Laps, dense: bool) -> float:
 
 
 def measure(
-    workload: str, model: Path, steps: int, warmup: int, dense: bool, overrides: Sequence[str]
+    workload: str, work: Grpo, model: Path, steps: int, warmup: int, dense: bool, overrides: Sequence[str]
 ) -> dict[str, Any]:
     """Figures of `steps` steps after `warmup` uncounted ones."""
     laps = Laps(warmup)
     with tempfile.TemporaryDirectory() as folder:
-        world = world_of(GRPO[workload], model, steps + warmup, overrides, Path(folder))
+        world = world_of(work, model, steps + warmup, overrides, Path(folder))
     try:
         share = run_steps(world, laps, dense)
     finally:
         world.close()
-    about = {"workload": workload, "side": f"agon {__version__}", "dense": dense, "rows_with_advantage": share}
+    about = {
+        "workload": workload, "new_tokens": world.recipe.rollout.max_tokens, "side": f"agon {__version__}",
+        "dense": dense, "rows_with_advantage": share,
+    }  # fmt: skip
     return about | laps.figures() | {"peak_rss_mib": peak_rss_mib()} | machine() | {"overrides": list(overrides)}
 
 
@@ -121,13 +124,15 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--prepare", action="store_true", help="make the model's folder, print its path, measure nothing"
     )
+    parser.add_argument("--tokens", type=int, metavar="N", help="new tokens of a completion; default: the workload's")
     parser.add_argument("overrides", nargs="*", metavar="KEY.PATH=VALUE")
     given = parser.parse_intermixed_args(words)
     if given.prepare:
         print_line({"model_dir": str(prepare(given.vocab_factor))})
         return
     model = given.model_dir or prepare(given.vocab_factor)
-    print_line(measure(given.workload, model, given.steps, given.warmup, given.dense, given.overrides))
+    work = work_of(given.workload, given.tokens)
+    print_line(measure(given.workload, work, model, given.steps, given.warmup, given.dense, given.overrides))
 
 
 if __name__ == "__main__":

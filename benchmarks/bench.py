@@ -72,6 +72,7 @@ def prepared(vocab_factor: int) -> str:
 def grpo(name: str, given: argparse.Namespace) -> Row:
     """W1 or W2: fresh processes of either side in turn; W2 also agon's peak with the vocabulary enlarged."""
     common = ["--workload", name, "--steps", given.steps or STEPS[name], "--warmup", 1]
+    common += ["--tokens", given.tokens] if given.tokens else []
     dense = ["--dense"] if given.rewards == "dense" else []
     peer = [given.peer_python, given.peer_script or HERE / "peer_trl.py", *common]
     model = prepared(1)
@@ -92,7 +93,14 @@ def grpo(name: str, given: argparse.Namespace) -> Row:
     if wider:
         table.append(compare("peak_rss_mib", runs["wider"], runs["agon"]) | {
             "figure": f"peak_rss_mib, vocabulary x{given.vocab_factor} : x1"})  # fmt: skip
-    return {"workload": name, "rewards": given.rewards, "dtype": given.dtype, "table": table, "runs": runs}
+    return {
+        "workload": name,
+        "tokens": given.tokens,
+        "rewards": given.rewards,
+        "dtype": given.dtype,
+        "table": table,
+        "runs": runs,
+    }
 
 
 def sampling(given: argparse.Namespace) -> Row:
@@ -152,6 +160,7 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help="w1, w2, w3, w4; default: w1 w3 w4")
     parser.add_argument("--pairs", type=int, default=5, metavar="N")
     parser.add_argument("--steps", type=int, metavar="N", help="counted steps of a run of W1 (3) and W2 (1)")
+    parser.add_argument("--tokens", type=int, metavar="N", help="new tokens of a completion in W1 (64) and W2 (1024)")
     parser.add_argument("--threads", type=int, default=2, metavar="N", help="of either side in W1 and W2; W3, W4: one")
     parser.add_argument(
         "--rewards", choices=("dense", "sum"), default="dense", help="dense: every row has an advantage"

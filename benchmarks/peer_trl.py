@@ -10,7 +10,21 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from workloads import ALPHA, GRPO, LR, RANK, TARGETS, Grpo, Laps, machine, peak_rss_mib, print_line, questions, reward
+from workloads import (
+    ALPHA,
+    GRPO,
+    LR,
+    RANK,
+    TARGETS,
+    Grpo,
+    Laps,
+    machine,
+    peak_rss_mib,
+    print_line,
+    questions,
+    reward,
+    work_of,
+)  # fmt: skip
 
 
 def settings(work: Grpo, steps: int, folder: str, dtype: str) -> Any:
@@ -43,14 +57,14 @@ def settings(work: Grpo, steps: int, folder: str, dtype: str) -> Any:
     )
 
 
-def measure(workload: str, model: str, steps: int, warmup: int, dense: bool, dtype: str) -> dict[str, Any]:
+def measure(workload: str, work: Grpo, model: str, steps: int, warmup: int, dense: bool, dtype: str) -> dict[str, Any]:
     """Figures of `steps` steps after `warmup` uncounted ones."""
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOTrainer, __version__
 
-    work, laps = GRPO[workload], Laps(warmup)
+    laps = Laps(warmup)
 
     class EndOfStep(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
@@ -79,6 +93,7 @@ def measure(workload: str, model: str, steps: int, warmup: int, dense: bool, dty
         trainer.train()
     about = {
         "workload": workload,
+        "new_tokens": work.new_tokens,
         "side": f"trl {__version__}",
         "dense": dense,
         "dtype": dtype,
@@ -96,8 +111,10 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--model-dir", required=True, help="the model's folder, as agon_grpo.py --prepare prints it")
     parser.add_argument("--dense", action="store_true", help="rewards from a hash: every row has an advantage")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--tokens", type=int, metavar="N", help="new tokens of a completion; default: the workload's")
     given = parser.parse_args(words)
-    print_line(measure(given.workload, given.model_dir, given.steps, given.warmup, given.dense, given.dtype))
+    work = work_of(given.workload, given.tokens)
+    print_line(measure(given.workload, work, given.model_dir, given.steps, given.warmup, given.dense, given.dtype))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import json
 import resource
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,11 @@ class Grpo:
 
 
 GRPO = {"w1": Grpo(4, 8, 64, False, 16), "w2": Grpo(2, 4, 1024, True, 8)}
+
+
+def work_of(name: str, tokens: int | None) -> Grpo:
+    """A workload, with another number of new tokens where one is given."""
+    return GRPO[name] if tokens is None else replace(GRPO[name], new_tokens=tokens)
 
 
 def questions() -> list[tuple[str, str]]:

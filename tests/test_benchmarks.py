@@ -16,7 +16,7 @@ from compared import made_up
 from scripted import write_model
 
 SHARED = {
-    *("workload", "side", "dense", "steps", "warmup", "tokens", "tokens_per_s", "s_per_step"),
+    *("workload", "new_tokens", "side", "dense", "steps", "warmup", "tokens", "tokens_per_s", "s_per_step"),
     *("peak_rss_mib", "threads", "device", "torch", "transformers"),
 }
 SMALL = [
@@ -45,8 +45,8 @@ def test_agons_side_of_w1_counts_its_own_tokens_and_gives_every_row_an_advantage
 
 
 def test_agons_side_of_w2_samples_exactly_the_tokens_it_was_told_to(capsys, model):
-    words = ["--workload", "w2", "--steps", "1", "--model-dir", str(model)]
-    found = line(capsys, agon_grpo.main, *words, "rollout.max_tokens=40", *SMALL)
+    words = ["--workload", "w2", "--steps", "1", "--tokens", "40", "--model-dir", str(model)]
+    found = line(capsys, agon_grpo.main, *words, *SMALL)
     assert found["tokens"] == 2 * 4 * 40
     assert found["rows_with_advantage"] == 0.0  # a random model adds nothing up: no digits, no advantage
 
