@@ -374,6 +374,13 @@ def test_a_run_of_another_recipe_is_not_taken_for_the_one_that_was_compared(caps
     assert Path("mine/comparison.json").read_bytes() == before
 
 
+def test_a_run_that_was_begun_again_with_other_values_of_memory_is_the_one_that_was_compared(capsys, here, all_whole):
+    planned_there("mine")
+    assert agon(capsys, "compare", "tiny", *SMALL, *ASKED, "--out", "mine", "-q")[0] == 0
+    edited("mine/runs/agon/seed-1", "optim.micro_batch_tokens", 512)
+    assert agon(capsys, "compare", "mine", "-q")[0] == 0
+
+
 def test_runs_elsewhere_whose_paths_end_alike_are_told_apart(capsys, here):
     words = [str(made_up(Path(place, "tries/run"), method, 0, right))
              for place, method, right in (("one", "agon", 0.7), ("two", "coop", 0.4))]  # fmt: skip

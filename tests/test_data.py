@@ -425,7 +425,7 @@ def test_without_the_extra_the_command_that_installs_it_is_named(monkeypatch, so
     monkeypatch.setitem(__import__("sys").modules, module, None)
     error = fails(source, MachineError)
     assert error.code == 3
-    assert "pip install 'agon-cli[tasks]'" in error.hint
+    assert "pip install -c constraints.txt -e '.[tasks]'" in error.hint
 
 
 # -------------------------------------------------------------------------------------------------------------- Hub
@@ -615,7 +615,7 @@ def test_a_saved_folder_of_several_splits_asks_which_one(tmp_path):
 def test_a_file_that_needs_the_extra_names_it(tmp_path, monkeypatch, kind, module):
     path = in_every_format(tmp_path, rows(9))[kind]
     monkeypatch.setitem(__import__("sys").modules, module, None)
-    assert "agon-cli[tasks]" in fails({"type": kind, "path": path}, MachineError).hint
+    assert "'.[tasks]'" in fails({"type": kind, "path": path}, MachineError).hint
 
 
 # ------------------------------------------------------------------------------------------------------ near duplicates

@@ -320,7 +320,7 @@ def test_without_the_extra_the_command_that_installs_it_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "reasoning_gym", None)
     with pytest.raises(MachineError) as caught:
         make(recipe("reasoning_gym", **GYM))
-    assert "pip install 'agon-cli[tasks]'" in caught.value.hint
+    assert "pip install -c constraints.txt -e '.[tasks]'" in caught.value.hint
     assert caught.value.code == 3
 
 

@@ -48,6 +48,14 @@ class MachineError(AgonError):
     code = Exit.MACHINE
 
 
+class MissingExtra(MachineError):
+    """A library of one of agon's extras is not installed."""
+
+    def __init__(self, message: str, extra: str, instead: str = "") -> None:
+        pins = "" if extra == "vllm" else "-c constraints.txt "  # vLLM has a torch of its own
+        super().__init__(message, f"in agon's source folder: pip install {pins}-e '.[{extra}]'{instead}")
+
+
 class UnreachableError(AgonError):
     """A model or data set could not be read (exit 4)."""
 

@@ -19,7 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from agon_cli import wide
 from agon_cli.attention import PACKED
-from agon_cli.errors import DISK_FULL, MachineError, UnreachableError, UsageError
+from agon_cli.errors import DISK_FULL, MissingExtra, UnreachableError, UsageError
 from agon_cli.memory import is_out_of_memory
 from agon_cli.recipe.schema import Model
 
@@ -82,7 +82,7 @@ def _converted(gguf: Path) -> Path:
     if (folder / "config.json").exists():
         return folder
     if importlib.util.find_spec("gguf") is None:
-        raise MachineError("reading a GGUF file needs the gguf package", "pip install 'agon-cli[tasks]'")
+        raise MissingExtra("reading a GGUF file needs the gguf package", "tasks")
     from transformers import GgufConfig
 
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -171,7 +171,7 @@ def _reading(model_id: str) -> Iterator[None]:
 
 def _four_bits(compute: torch.dtype, device: str) -> Any:
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise MachineError("model.quantization nf4 needs bitsandbytes", "pip install 'agon-cli[qlora]'")
+        raise MissingExtra("model.quantization nf4 needs bitsandbytes", "qlora")
     if compute == torch.float16 and not torch.cuda.is_available():
         raise UsageError("nf4 with float16 needs a GPU", "set model.dtype to bfloat16 or float32")
     from transformers import BitsAndBytesConfig

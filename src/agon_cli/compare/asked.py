@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -18,6 +19,7 @@ from agon_cli.compare.folder import DOCUMENT
 from agon_cli.document import FORMAT
 from agon_cli.errors import UsageError
 from agon_cli.players import recipe_of, values_of
+from agon_cli.recipe import OF_MEMORY
 from agon_cli.runlog import is_run
 
 _NAME = re.compile(r"(.+)/seed-([0-9]{1,18})")
@@ -62,9 +64,13 @@ class Asked:
 
 
 def recipe_digest(run: Path) -> str:
-    """12 hex digits of a run's resolved recipe as its file has it, which no later version of agon changes. Raises
-    UsageError where it cannot be read."""
-    return sha256(json.dumps(values_of(run), sort_keys=True).encode()).hexdigest()[:12]
+    """12 hex digits of a run's resolved recipe as its file has it, which no later version of agon changes, but for what
+    may change when a run goes on. Raises UsageError where it cannot be read."""
+    values = values_of(run)
+    for section, key in (path.split(".") for path in OF_MEMORY):
+        with suppress(AttributeError, KeyError):
+            values[section].pop(key, None)
+    return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def tail(path: str | Path) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agon_cli.errors import MachineError, UnreachableError, UsageError
+from agon_cli.errors import MissingExtra, UnreachableError, UsageError
 from agon_cli.recipe.data import FileData, GymData, HubData
 from agon_cli.types import seed_of
 
@@ -30,9 +30,9 @@ class NoColumn(UsageError):
     """A column that the recipe names is not in the data."""
 
 
-def missing_extra(what: str) -> MachineError:
+def missing_extra(what: str) -> MissingExtra:
     """The error for a library of the `tasks` extra that is not installed."""
-    return MachineError(f"{what} needs the datasets library", "pip install 'agon-cli[tasks]'")
+    return MissingExtra(f"{what} needs the datasets library", "tasks")
 
 
 def hub(data: HubData, split: str, code: bool, revisions: dict[str, str]) -> Iterator[Row]:
@@ -91,7 +91,7 @@ def gym_entries(data: GymData) -> list[tuple[str, str, str]]:
         import reasoning_gym
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
-        raise MachineError("reasoning-gym is not installed", "pip install 'agon-cli[tasks]'") from error
+        raise MissingExtra("reasoning-gym is not installed", "tasks") from error
     if data.task not in DATASETS:
         raise UsageError(f"reasoning-gym has no task {data.task!r}", suggestion(data.task, list(DATASETS)))
     drawn = seed_of(data.seed, "reasoning_gym", data.task) % 2**31

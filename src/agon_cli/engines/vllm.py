@@ -18,7 +18,7 @@ import torch
 
 from agon_cli import models
 from agon_cli.engines.copies import Version, Versions, check_room, checked, rank_room, vocabulary
-from agon_cli.errors import MachineError, ResourceError, UsageError
+from agon_cli.errors import MachineError, MissingExtra, ResourceError, UsageError
 from agon_cli.policy import Policy, Seat
 from agon_cli.recipe.engine import VLLM
 from agon_cli.recipe.schema import Model, Recipe
@@ -148,9 +148,7 @@ def _check(recipe: Recipe) -> None:
     """Find what cannot work before anything heavy is loaded."""
     rank_room(recipe.lora.rank)
     if importlib.util.find_spec("vllm") is None:
-        raise MachineError(
-            "engine.type vllm needs the vllm extra", "pip install 'agon-cli[vllm]', or use engine.type=hf"
-        )
+        raise MissingExtra("engine.type vllm needs the vllm extra", "vllm", "; or use engine.type=hf")
     if not torch.cuda.is_available():
         for name in recipe.cast:
             if recipe.model_of(name).quantization is not None:

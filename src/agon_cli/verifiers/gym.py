@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from agon_cli.errors import MachineError, UsageError
+from agon_cli.errors import MissingExtra, UsageError
 from agon_cli.recipe.data import GymData
 from agon_cli.summaries import Reading
 from agon_cli.types import Problem, Verdict
@@ -26,7 +26,7 @@ class GymVerifier:
         try:
             import reasoning_gym  # noqa: F401  (the workers use it; a missing extra is told here, before the run)
         except ImportError as error:
-            raise MachineError("reasoning-gym is not installed", "pip install 'agon-cli[tasks]'") from error
+            raise MissingExtra("reasoning-gym is not installed", "tasks") from error
         self._task = data.task
         self._args = json.dumps(data.args, sort_keys=True)
         self._workers = Workers(score, timeout, ("reasoning_gym",))
