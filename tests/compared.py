@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from agon_cli.data import digest
 from agon_cli.recipe import load, resolved
 from agon_cli.tiny import world
 
@@ -24,7 +25,8 @@ def made_up(
     recipe = load("tiny", [*SMALL, *overrides, f"method={method}", f"seed={seed}"])
     folder.mkdir(parents=True)
     (folder / "recipe.resolved.json").write_text(json.dumps(resolved(recipe)))
-    known = {"base.A": "b", "data.train": "t", "data.dev": "d", "data.test": "e", "prompts": "p"} | (hashes or {})
+    test = digest(world.problems("test")[: recipe.split.test])
+    known = {"base.A": "b", "data.train": "t", "data.dev": "d", "data.test": test, "prompts": "p"} | (hashes or {})
     manifest = {"seed": seed, "argv": ["agon", "train"], "hashes": known, "versions": {"agon": "0"}, "hardware": {}}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     dice = random.Random(f"{method} {seed} {luck}")

@@ -20,6 +20,7 @@ from agon_cli.compare import cells, checks, folder, workers
 from agon_cli.console.trainings import progress_line
 from agon_cli.errors import ResourceError, UsageError
 from agon_cli.recipe import PRESETS, from_resolved, resolved
+from agon_cli.report.run import document as run_document
 from agon_cli.tiny import world
 from commands import agon
 from compared import SMALL, made_up
@@ -699,7 +700,7 @@ def test_every_difference_is_listed(capsys, here):
 
 def test_other_problems_are_refused_and_intersect_takes_those_shared(capsys, here):
     runs = [made_up(here / "a", "agon", 0, 0.5),
-            made_up(here / "b", "coop", 0, 0.5, "split.test=15", hashes={"data.test": "other"})]  # fmt: skip
+            made_up(here / "b", "coop", 0, 0.5, "split.test=15")]  # fmt: skip
     words = list(map(str, runs))
     code, _, err = compared(capsys, *words)
     assert code == 2
@@ -721,12 +722,38 @@ def test_a_problem_whose_gold_changed_is_not_the_same_problem(capsys, here, monk
     real = {problem.id: problem for problem in world.problems("test")}
     changed = next(iter(real))
 
-    def read(recipe):
+    def read(recipe, asked):
         return real | ({changed: Problem(changed, "?", "99")} if recipe.optim.lr == 0.5 else {})
 
     monkeypatch.setattr(evidence, "problems", read)
     _, document, _ = compared(capsys, *map(str, runs), "--intersect")
     assert document["contrasts"][0]["items"] == 19
+
+
+def test_golds_that_changed_after_grading_are_not_shown_beside_its_verdicts(capsys, here):
+    for method in ("agon", "coop"):
+        made_up(here / "runs" / method, method, 0, 0.5)
+    _, document, _ = compared(capsys, "runs")
+    assert document["samples"]
+    for method in ("agon", "coop"):  # as if the data had been others when they were graded
+        file = here / "runs" / method / "manifest.json"
+        manifest = json.loads(file.read_text())
+        manifest["hashes"]["data.test"] = "0123456789abcdef"
+        file.write_text(json.dumps(manifest))
+    _, document, _ = compared(capsys, "runs")
+    assert document["samples"] == []
+    assert any("are no longer those that were asked" in note for note in document["notes"])
+    of_one = run_document(Path("runs/agon"))["samples"]
+    assert {(sample["question"], sample["gold"]) for sample in of_one} == {("", "")}
+
+
+def test_seeds_whose_problems_have_other_golds_are_not_averaged(capsys, here):
+    runs = [made_up(here / f"{method}-{seed}", method, seed, 0.5, hashes={"data.test": f"of seed {seed}"})
+            for method in ("agon", "coop") for seed in (0, 1)]  # fmt: skip
+    for more in ([], ["--intersect"]):
+        code, _, err = compared(capsys, *map(str, runs), *more)
+        assert code == 2
+        assert 'agon/seed-1: problems "20 of the test split, of seed 1' in err
 
 
 def test_other_numbers_of_samples_are_refused(capsys, here):

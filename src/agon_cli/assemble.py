@@ -38,9 +38,7 @@ class World:
     def hashes(self) -> dict[str, Any]:
         """What identifies the inputs of a run: base weights by player, problems by split, commits of Hub data sets,
         prompt texts; and whether programs ran unguarded."""
-        problems = {
-            name: _digest([[p.id, p.question, p.gold] for p in split]) for name, split in self.splits.by_name().items()
-        }
+        problems = {name: data.digest(split) for name, split in self.splits.by_name().items()}
         unguarded = not getattr(self.arena.verifier, "isolated", True)
         return {
             **({"programs": "run without a sandbox"} if unguarded else {}),

@@ -133,7 +133,7 @@ def _samples(
     """The samples, or why there are none."""
     first = runs[lead.name][min(lead.seeds)]
     try:
-        known = problems(first.recipe)
+        known = problems(first.recipe, evidence.asked[first.name])
     except AgonError as error:
         return [], [f"No samples: the problems cannot be read ({error.message})."]
     others = [arm for arm in measured if arm.name in runs and arm is not lead]

@@ -28,11 +28,16 @@ _APART = "compare runs of one recipe"
 @dataclass(frozen=True)
 class Asked:
     """What a run was asked in its last evaluation on the test split. `digest` is of ids, questions and golds, None
-    where the run does not say."""
+    where the run does not say; `ids` are in the order of the split."""
 
     digest: str | None
-    ids: frozenset[str]
+    ids: tuple[str, ...]
     samples: int
+
+
+Questions = Callable[[Recipe, Asked], Mapping[str, tuple[str, str]]]
+"""Question and gold of every problem of a recipe's data, by id. Raises AgonError where they are not there, or are no
+longer those that were asked."""
 
 
 def refuse_settings(runs: Sequence[Run], intersect: bool = False) -> None:
@@ -48,16 +53,20 @@ def refuse_settings(runs: Sequence[Run], intersect: bool = False) -> None:
 
 
 def refuse_questions(runs: Sequence[Run], asked: Mapping[str, Asked], intersect: bool) -> None:
-    """Raises UsageError where runs of one seed were asked other problems, unless `intersect`; or where runs took
-    another number of samples of each."""
+    """Raises UsageError where runs of one seed were asked other problems, unless `intersect`; where problems of the
+    same names were others in another run of the same recipe; or where runs took another number of samples of each."""
     lines = _unlike("samples per problem", [(run, asked[run.name].samples) for run in runs])
     for seed in dict.fromkeys(run.seed for run in runs):
         mine = [run for run in runs if run.seed == seed]
         lines += [] if intersect else _unlike("problems", [(run, _told(asked[run.name])) for run in mine])
-    if lines:
-        only = all(": problems " in line for line in lines)
+    edited = []
+    for _, mine in by_cell(runs):
+        for ids in dict.fromkeys(asked[run.name].ids for run in mine):
+            edited += _unlike("problems", [(run, _told(asked[run.name])) for run in mine if asked[run.name].ids == ids])
+    if lines or edited:
+        only = all(": problems " in line for line in lines) and not edited
         hint = "--intersect compares them on the problems that all share" if only else _APART
-        raise UsageError("these runs cannot be compared:\n" + "\n".join(lines), hint)
+        raise UsageError("these runs cannot be compared:\n" + "\n".join(lines + edited), hint)
 
 
 def _told(asked: Asked) -> str:
@@ -101,21 +110,21 @@ def _value(tree: Any, key: str) -> Any:
 
 
 def shared(
-    runs: Sequence[Run], asked: Mapping[str, Asked], problems: Callable[[Recipe], Mapping[str, tuple[str, str]]]
+    runs: Sequence[Run], asked: Mapping[str, Asked], problems: Questions
 ) -> tuple[dict[int, frozenset[str]], int]:
     """By seed, the problems that all its runs were asked, and how many are left out in all.
 
-    Where runs differ in more than which problems they hold, `problems` gives each recipe's questions and golds, and a
+    Where runs differ in more than which problems they hold, `problems` gives each run's questions and golds, and a
     problem that is not the same in all is left out. Raises UsageError where nothing is shared.
     """
     kept: dict[int, frozenset[str]] = {}
     left_out = 0
     for seed in dict.fromkeys(run.seed for run in runs):
         mine = [run for run in runs if run.seed == seed]
-        every = frozenset.union(*(asked[run.name].ids for run in mine))
-        common = frozenset.intersection(*(asked[run.name].ids for run in mine))
+        every = frozenset[str]().union(*(asked[run.name].ids for run in mine))
+        common = every.intersection(*(asked[run.name].ids for run in mine))
         if len({asked[run.name].digest for run in mine}) > 1:
-            common = _alike(common, mine, problems)
+            common = _alike(common, mine, asked, problems)
         if not common:
             raise UsageError(f"the runs of seed {seed} share no problem", "compare runs on the same data")
         kept[seed] = common
@@ -123,13 +132,11 @@ def shared(
     return kept, left_out
 
 
-def _alike(
-    ids: frozenset[str], runs: Sequence[Run], problems: Callable[[Recipe], Mapping[str, tuple[str, str]]]
-) -> frozenset[str]:
+def _alike(ids: frozenset[str], runs: Sequence[Run], asked: Mapping[str, Asked], problems: Questions) -> frozenset[str]:
     known = []
     for run in runs:
         try:
-            known.append(problems(run.recipe))
+            known.append(problems(run.recipe, asked[run.name]))
         except AgonError as error:
             hint = "--intersect needs the data of every run, to see that problems of one name are the same"
             raise UsageError(f"{run.name}: its problems cannot be read: {error.message}", hint) from error

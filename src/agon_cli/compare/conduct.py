@@ -132,8 +132,8 @@ def _train(runs: Sequence[Run], jobs: int | None, emit: Emit, again: str) -> Non
         workers.train(todo, len(own) - len(todo), at_once, emit, again)
 
 
-def _questions(recipe: cells.Recipe) -> dict[str, tuple[str, str]]:
-    return {name: (problem.question, problem.gold) for name, problem in evidence.problems(recipe).items()}
+def _questions(recipe: cells.Recipe, asked: checks.Asked) -> dict[str, tuple[str, str]]:
+    return {name: (problem.question, problem.gold) for name, problem in evidence.problems(recipe, asked).items()}
 
 
 def _check_gates(gates: Sequence[str], runs: Sequence[Run]) -> None:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from agon_cli import data
@@ -74,19 +75,25 @@ def gather(runs: Sequence[Run]) -> Evidence:
 
 
 def _asked(run: Run, manifest: Mapping[str, Any]) -> Asked:
-    last, ids, samples = -1, set[str](), 0
-    for row in checked(run.folder, "evals"):
-        if row["split"] == "test" and row["step"] >= last:
-            if row["step"] > last:
-                last, ids, samples = row["step"], set(), 0
-            ids.add(row["problem_id"])
-            samples = max(samples, row["sample"] + 1)
+    last, asked = last_asked(run.folder, manifest)
     if last != run.steps:
         reached = f"its last one is of step {last} of {run.steps}" if last >= 0 else "there is none"
         message = f"{run.folder} has not finished its evaluations on the test split: {reached}"
         raise UsageError(message, "let `agon train` go on with it")
+    return asked
+
+
+def last_asked(run: Path, manifest: Mapping[str, Any]) -> tuple[int, Asked]:
+    """The step of a run's last evaluation on the test split, −1 where there is none, and what it asked."""
+    last, ids, samples = -1, dict[str, None](), 0
+    for row in checked(run, "evals"):
+        if row["split"] == "test" and row["step"] >= last:
+            if row["step"] > last:
+                last, ids, samples = row["step"], {}, 0
+            ids[row["problem_id"]] = None
+            samples = max(samples, row["sample"] + 1)
     digest = manifest.get("hashes", {}).get("data.test")
-    return Asked(None if digest is None else str(digest), frozenset(ids), samples)
+    return last, Asked(None if digest is None else str(digest), tuple(ids), samples)
 
 
 def curve(evidence: Evidence, run: Run, method: str, arm: str) -> Curve:
@@ -116,8 +123,9 @@ def flags(run: Run) -> list[str]:
     return [str(flag) for row in read(run.folder, "metrics") for flag in row.get("flags", [])]
 
 
-def problems(recipe: Recipe) -> dict[str, Problem]:
-    """Every problem of a recipe's data by id. Golds are not checked again. Raises what reading the data raises."""
+def problems(recipe: Recipe, asked: Asked) -> dict[str, Problem]:
+    """Every problem of a recipe's data by id. Golds are not checked again. Raises what reading the data raises, and
+    UsageError where the data have changed since the test problems were `asked`."""
     values = resolved(recipe)
     parts = {key: values[key] for key in ("data", "split")}
     drawn = recipe.seed if "reasoning_gym" in json.dumps(parts["data"]) else 0
@@ -128,7 +136,10 @@ def problems(recipe: Recipe) -> dict[str, Problem]:
         every = [*journal.pool, *(problem for part in splits.by_name().values() for problem in part)]
         _known.clear()
         _known[key] = {problem.id: problem for problem in every}
-    return _known[key]
+    known = _known[key]
+    if asked.digest not in (None, data.digest(known[name] for name in asked.ids if name in known)):
+        raise UsageError("the test problems are no longer those that were asked", "put the data back as they were")
+    return known
 
 
 _known: dict[str, dict[str, Problem]] = {}

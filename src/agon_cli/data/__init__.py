@@ -13,7 +13,7 @@ from typing import Protocol
 
 from agon_cli.data import files
 from agon_cli.data.near import near_duplicates
-from agon_cli.data.problems import content_hash, distinct, dropped_by, passes, problem_of
+from agon_cli.data.problems import content_hash, digest, distinct, dropped_by, passes, problem_of
 from agon_cli.data.sources import NoColumn, Row, gym_entries, hub
 from agon_cli.errors import UsageError
 from agon_cli.recipe.data import FileData, GymData, HubData, MixData, TinyData
@@ -22,7 +22,7 @@ from agon_cli.types import Problem, Verdict, seed_of
 
 __all__ = [
     "BROKEN", "NAMES", "REFUSED", "EmptySplit", "Grader", "Journal", "NoColumn", "Splits", "batch", "check_golds",
-    "dropped_by", "load", "near_duplicates", "unpinned",
+    "digest", "dropped_by", "load", "near_duplicates", "unpinned",
 ]  # fmt: skip
 
 NAMES = ("train", "dev", "test")

@@ -166,6 +166,12 @@ def content_hash(question: str) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
+def digest(problems: Iterable[Problem]) -> str:
+    """Sixteen hex digits of ids, questions and golds, in their order: what a manifest says of a split."""
+    rows = [[problem.id, problem.question, problem.gold] for problem in problems]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
+
+
 def distinct(problems: Iterable[Problem], counts: Counter[str], conflicts: bool) -> list[Problem]:
     """One problem per content, in the order of their ids. Where `conflicts` matter, a question that comes with
     different golds is dropped altogether: nobody can say which one is right."""

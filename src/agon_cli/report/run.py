@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from agon_cli import data
 from agon_cli.compare.arms import Measured, OneSeed
 from agon_cli.compare.arms import document as arm_of
+from agon_cli.compare.checks import Asked
 from agon_cli.compare.costs import answering, cost, training
-from agon_cli.compare.evidence import curve_points, spending
+from agon_cli.compare.evidence import curve_points, last_asked, problems, spending
 from agon_cli.compare.rows import checked
 from agon_cli.document import FORMAT, Arm, Cost, Curve, Line, RunDocument, Trace
 from agon_cli.errors import AgonError, UsageError
@@ -88,26 +88,26 @@ def document(run: Path) -> RunDocument:
     verdict = _verdict(arms, chosen, reached)
     if reached.unfinished:
         verdict = [_unfinished(found, reached, chosen, on_dev), *verdict]
-    problems = _problems(recipe)
+    known = _problems(recipe, last_asked(run, manifest)[1])
     return {
         "format": FORMAT, "title": f"{recipe.method.preset}, seed {recipe.seed}: one run",
         "command": shlex.join(str(word) for word in manifest.get("argv", [])), "kind": "run",
         "verdict": verdict, "notes": _notes(metrics, found), "arms": arms,
         "contrasts": [], "budgets": [], "curves": _curves(found, metrics, recipe.seed, chosen), "exchanges": [],
         "costs": _costs(run, measured, last, bool(metrics)),
-        "samples": samples(run, recipe, chosen, [first, last], problems),
+        "samples": samples(run, recipe, chosen, [first, last], known),
         "gates": [], "recipe": resolved(recipe), "provenance": _provenance(manifest, recipe, found, last, metrics),
         "traces": list(_traces(metrics)), "headings": reached.headings,
     }  # fmt: skip
 
 
-def _problems(recipe: Recipe) -> dict[str, Problem]:
-    """The test problems by id, where they are at hand: of the tiny world, or in files that are still there. The logs
+def _problems(recipe: Recipe, asked: Asked) -> dict[str, Problem]:
+    """The problems by id, where they are at hand: of the tiny world, or in files that are still as they were. The logs
     name problems and do not hold them."""
     if recipe.data.type not in ("tiny", "jsonl"):
         return {}
     with suppress(AgonError, OSError):
-        return {problem.id: problem for problem in data.load(recipe).test}
+        return problems(recipe, asked)
     return {}
 
 
