@@ -176,6 +176,8 @@ def test_a_run_whose_last_evaluation_could_not_be_graded_is_not_complete(trained
         assert is_complete(run, 4) is complete
     (run / "evals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept if row not in last))
     assert not is_complete(run, 4)
+    (run / "evals.jsonl").write_text("".join(json.dumps(row | {"step": []}) + "\n" for row in kept))
+    assert not is_complete(run, 4)
 
 
 def test_an_evaluation_that_could_not_be_written_whole_is_made_again(here, monkeypatch, capsys):

@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -82,6 +83,8 @@ def test_runs_are_named_by_cell_and_seed_and_carry_the_words_that_train_them(her
 def test_a_variant_has_several_changes_and_values_with_colons():
     (method,) = cells.methods_of("agon:bonus=3:model.id=package:a/b:optim.kl=0.1")
     assert method.changes == ("method.bonus=3", "model.id=package:a/b", "optim.kl=0.1")
+    (method,) = cells.methods_of("agon:steps=9:players=base")  # of two keys `players` the method's, as everywhere else
+    assert method.changes == ("steps=9", "method.players=base")
 
 
 @pytest.mark.parametrize("changes", ["method.format_weight=0.2"])
@@ -125,6 +128,9 @@ def test_faults_of_methods_are_told_all_at_once(capsys, here):
         (["tiny", "prompts.plain=" + "x" * 5000], "prompts.plain"),
         (["tiny", "--methods", "grpo,agon:split.test=9"], "agon-split.test-9/seed-0: split.test 9, in "),
         (["tiny", "--methods", "agon:bonus=much"], "bonus"),
+        (["tiny", "--methods", "grpo,agon,agon:bonus=1"], "--methods: agon:bonus=1 is the same as agon"),
+        (["tiny", "--methods", "coop,agon:bonus=3,agon:bonus=3.0"], "agon:bonus=3.0 is the same as agon:bonus=3"),
+        (["tiny", "--methods", "agon:steps=-1"], "steps=-1"),
         (["tiny", "--methods", "agon", "--gate", "agon>=grop"], "grop"),
         (["tiny", "--methods", "agon", "--gate", "agon"], "no gate"),
     ],
@@ -407,7 +413,7 @@ def test_runs_elsewhere_whose_paths_end_alike_are_told_apart(capsys, here):
         lambda d: d["provenance"].update(runs=["runs/agon/seed-0"]),
     ],
 )
-def test_a_folder_whose_document_remembers_nothing_is_compared_as_it_is(capsys, here, spoil):
+def test_a_document_that_remembers_nothing_is_refused_and_not_written_over(capsys, here, spoil):
     for method in ("coop", "agon"):
         made_up(here / "mine/runs" / method / "seed-0", method, 0, 0.5)
     assert compared(capsys, "mine", "--gate", "agon>=1")[0] == 0
@@ -415,6 +421,12 @@ def test_a_folder_whose_document_remembers_nothing_is_compared_as_it_is(capsys, 
     document = json.loads(file.read_text())
     text = spoil(document)
     file.write_text(text if isinstance(text, str) else json.dumps(document))
+    before = file.read_bytes()
+    code, _, err = compared(capsys, "mine")
+    assert code == 2
+    assert "does not tell what was compared" in err
+    assert file.read_bytes() == before
+    file.unlink()
     code, document, _ = compared(capsys, "mine")
     assert code == 0
     assert (document["provenance"]["asked"]["words"], document["gates"]) == (["mine"], [])
@@ -1092,6 +1104,33 @@ def test_a_folder_with_a_run_of_another_recipe_is_refused_before_training(capsys
     assert "optim.lr: 0.5 -> 0.001" in err
     assert "or delete out/runs/agon/seed-0" in err
     assert not Path("out/runs/grpo_two_pass").exists()
+
+
+@pytest.mark.parametrize("row", ['{"step": Infinity}', '{"step": []}', '{"step": "9"}x', "[]", "{}"])
+def test_odd_logs_of_a_run_at_work_are_no_step_of_it(here, row):
+    (run,) = cells.planned("tiny", [], cells.methods_of("agon"), 1, Path("out"))
+    run.folder.mkdir(parents=True)
+    Path(run.folder, "metrics.jsonl").write_text('{"step": 3}\n' + row + "\n")
+    assert workers._step(run) == 0
+
+
+@pytest.mark.parametrize(("code", "ends"), [(-signal.SIGKILL, 5), (-signal.SIGSEGV, 1), (3, 1)])
+def test_a_training_that_was_killed_ran_out_of_memory(here, monkeypatch, code, ends):
+    (run,) = cells.planned("tiny", [], cells.methods_of("agon"), 1, Path("out"))
+    monkeypatch.setattr(workers.launch, "last_words", lambda _: None)
+    worker = SimpleNamespace(code=code, written=lambda: "")
+    assert workers._error(run, worker, "again").code == ends
+
+
+def test_notes_cannot_forge_lines_of_the_terminal(capsys, here):
+    for method in ("agon", "coop"):
+        folder = made_up(here / "runs" / method, method, 0, 0.5)
+        steps = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
+        steps[0]["flags"] = ["odd\r\nerror: forged"]
+        Path(folder, "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    _, out, _ = agon(capsys, "compare", "runs", "--no-extras")
+    assert "forged" in out
+    assert not any(line.startswith("error: forged") for line in out.splitlines())
 
 
 def test_how_many_at_once(monkeypatch):

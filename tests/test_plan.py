@@ -52,10 +52,10 @@ def shallow(tmp_path):
     return tmp_path / "shallow"
 
 
-def load_small(model):
+def load_small(model, *more):
     """A recipe on this model that is quickly outlined."""
     words = ["rollout.max_tokens=64", "rollout.max_prompt_tokens=64", "rollout.group_size=2", "rollout.problems=1"]
-    return load("qwen3-0.6b-deepmath", [f"model.id={model}", *words])
+    return load("qwen3-0.6b-deepmath", [f"model.id={model}", *words, *more])
 
 
 def own_bytes(tensors):
@@ -223,6 +223,18 @@ def test_waiting_for_a_core_and_slow_turns_are_no_time_of_the_work(monkeypatch):
             pass
 
     assert _seconds(uneven) < 0.02
+
+
+def test_speed_is_measured_on_the_threads_that_the_run_will_have(shallow, monkeypatch):
+    before = torch.get_num_threads()
+    try:
+        seen = []
+        monkeypatch.setattr("agon_cli.costs._seconds", lambda work: seen.append(torch.get_num_threads()) or 1e-3)
+        torch.set_num_threads(2)
+        estimate(load_small(shallow, "hardware.threads=1"))
+        assert set(seen) == {1}
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(("load", "said"), [(8.14, "load 8.1 on 2 cores"), (2.0, None)])

@@ -411,7 +411,8 @@ def test_an_interval_beyond_the_forest_plot_ends_in_an_arrow() -> None:
     [
         (wording.percent(0.4837), "48.4"), (wording.percent(None), "–"), (wording.percent(math.nan), "–"),
         (wording.points(-0.027), "−2.7"), (wording.points(0.0), "0.0"), (wording.points(-0.0001), "0.0"),
-        (wording.fixed(12345.6), "12,346"), (wording.fixed(-1.5, 1), "−1.5"), (wording.compact(950), "950"),
+        (wording.fixed(12345.6), "12,346"), (wording.fixed(-1.5, 1), "−1.5"),
+        (wording.fixed(-0.004, 2), "0.00"), (wording.fixed(0.0), "0"), (wording.compact(950), "950"),
         (wording.compact(12_300), "12.3 k"), (wording.compact(999_900), "1 M"), (wording.compact(4.56e6), "4.56 M"),
         (wording.duration(0.214), "0.21 s"), (wording.duration(190), "3 min 10 s"),
         (wording.duration(7500), "2 h 05 min"), (wording.probability(0.0004), "< 0.001"),

@@ -455,6 +455,7 @@ ARMS = {
         ("agon>grpo+24", False),
         ("grpo>grpo vote@3-10", True),  # shown not to be 10 points lower
         ("grpo>=grpo vote@3-1", False),
+        ("grpo>grpo vote@3 − 10", True),  # the minus of agon's own tables
         ("agon>=62.5", True),
         ("agon>=62.6", False),
         ("agon>50", True),
@@ -496,6 +497,7 @@ def test_a_gate_says_why():
         ("", "is no gate"),
         ("agon>=0.45", "0.45 is no percentage"),
         ("agon>=450", "450 is no percentage"),
+        ("agon>=٤٥", "no arm is called"),
     ],
 )
 def test_a_gate_that_cannot_be_read_is_refused(text, said):

@@ -92,8 +92,8 @@ def is_complete(run: Path, steps: int) -> bool:
             verdicts.setdefault((row["step"], row["split"]), []).append(row["verdict"])
         for found in verdicts.values():
             check_grading(found.count("grader_error"), len(found))
-    except (UsageError, GradingError):
-        return False  # training again repairs a torn row, and grades anew what could not be graded
+    except (UsageError, GradingError, TypeError):
+        return False  # training again repairs a torn or odd row, and grades anew what could not be graded
     return all(verdicts.values())
 
 

@@ -234,6 +234,8 @@ def estimate(recipe: Recipe, gpu_memory: int | None = None, gpus: int = 1) -> Ro
     planner = Planner(recipe, on_gpu, 0 if on_gpu else floor(recipe), gpu_memory, gpus)
     step, memory = sizes(recipe, gpus), planner.memory(recipe)
     base = max(planner.bases, key=lambda outline: outline.linear)
+    if recipe.hardware.threads:
+        torch.set_num_threads(recipe.hardware.threads)  # as the run will; two on a busy machine wait for each other
     measured = speed(base, step)
     flops = work(base, recipe, step)
     fits = None

@@ -152,27 +152,33 @@ def _runs_named(word: str) -> list[Path]:
 
 
 def remembered(words: Sequence[str]) -> Remembered | None:
-    """What the document in a comparison folder remembers, where that folder is all that was named. None where there is
-    no document, or none that remembers."""
-    if len(words) != 1:
-        return None
+    """What the document in a comparison folder remembers, where that folder is all that was named; None where there is
+    no document. Raises UsageError for one that cannot be read, rather than forget its gates."""
     folder = Path(os.path.expanduser(words[0]))
-    try:
-        if is_run(folder):
-            return None
-        document = json.loads((folder / DOCUMENT).read_bytes())
-        provenance = document["provenance"]
-        asked, places = provenance["asked"], provenance["runs"]
-        if document["format"] != FORMAT or not _is_record(asked):
-            return None
-        then = Asked(
-            tuple(asked["words"]), asked["methods"], asked["seeds"], None, tuple(asked["gates"]), asked["intersect"],
-            asked["extras"],
-        )  # fmt: skip
-        runs = {name: places[name] for name in asked["runs"]}
-        recipes = {name: asked["recipes"][name] for name in runs}
-    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+    path = folder / DOCUMENT
+    if len(words) != 1 or not os.path.isfile(path) or is_run(folder):
         return None
+    found = None
+    with suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
+        found = _remembered(folder, json.loads(path.read_bytes()))
+    if found is None:
+        hint = "run the command again that wrote it, or delete it: then every run in the folder is compared"
+        raise UsageError(f"{path} does not tell what was compared: it is damaged, or of another version", hint)
+    return found
+
+
+def _remembered(folder: Path, document: Mapping[str, Any]) -> Remembered | None:
+    """What a document remembers; None where it holds something else, or an error of looking for it."""
+    provenance = document["provenance"]
+    asked, places = provenance["asked"], provenance["runs"]
+    if document["format"] != FORMAT or not _is_record(asked):
+        return None
+    then = Asked(
+        tuple(asked["words"]), asked["methods"], asked["seeds"], None, tuple(asked["gates"]), asked["intersect"],
+        asked["extras"],
+    )  # fmt: skip
+    runs = {name: places[name] for name in asked["runs"]}
+    recipes = {name: asked["recipes"][name] for name in runs}
     if not (runs and _are_texts([*runs.values(), *recipes.values()]) and all(map(_NAME.fullmatch, runs))):
         return None
     return Remembered(folder, then, asked["recipe"], runs, recipes, tuple(asked["said"]))

@@ -179,8 +179,10 @@ def methods_of(text: str | None) -> list[Method]:
 
 
 def _spelt(change: str) -> str:
-    """The whole key path: one without a dot is a method's knob."""
-    return change if "." in change.partition("=")[0] else f"method.{change}"
+    """The whole key path: one without a dot is a method's knob, unless only the recipe has it."""
+    key = change.partition("=")[0]
+    known = key in Recipe.model_fields and not hasattr(Recipe.model_fields["method"].default, key)
+    return change if "." in key or known else f"method.{change}"
 
 
 def _fault(change: str) -> str | None:
@@ -231,7 +233,18 @@ def planned(source: str, overrides: Sequence[str], methods: Sequence[Method], se
             words = (*overrides, method, *shared, *changes, f"seed={seed}")
             place = Path("runs", cell.name, f"seed-{seed}")
             found.append(Run(cell, seed, out / place, load(source, words), (source, *words), place.as_posix()))
+    _refuse_twins(found)
     return found
+
+
+def _refuse_twins(runs: Sequence[Run]) -> None:
+    """Raises UsageError for two cells of the same recipe: they would be trained twice, and count twice in Holm."""
+    known: dict[str, Cell] = {}
+    for run in runs:
+        twin = known.setdefault(json.dumps(resolved(run.recipe)), run.cell)
+        if twin is not run.cell:
+            names = (cell.methods[0].name for cell in (run.cell, twin))
+            raise UsageError("--methods: {} is the same as {}".format(*names), "leave one of them out")
 
 
 def _standard_knobs() -> set[str]:

@@ -61,9 +61,9 @@ def train(runs: Sequence[Run], done: int, jobs: int, emit: Emit, again: str) -> 
         launch.end([worker for _, worker in crew.working])
     if crew.received:
         asked = crew.received[0]
-        what = f"stopped by {asked.name}; {done + crew.finished} of {done + len(runs)} runs are done, the state of the "
+        what = f"stopped by {asked.name}; {done + crew.finished} of {done + len(runs)} runs are done"
         ended = Exit.SIGTERM if asked is signal.SIGTERM else Exit.SIGINT
-        raise Stopped(f"{what}others is saved", f"continue with: {again}", ended)
+        raise Stopped(f"{what}, what the others have saved is kept", f"continue with: {again}", ended)
     if error is not None:
         raise error
 
@@ -198,7 +198,7 @@ def _step(run: Run) -> int:
         if line.endswith(b"\n"):
             try:
                 return int(json.loads(line)["step"]) + 1
-            except (ValueError, KeyError, TypeError, RecursionError):
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 return 0
     return 0
 
@@ -212,4 +212,5 @@ def _error(run: Run, worker: launch.Worker, again: str) -> RunFailed:
         hint = str(words["hint"]) or go_on
         return RunFailed(f"{run.name}: {words['message']}{trace}", hint, Exit(words["code"]))
     said = f"\nit wrote last:\n{worker.written()}" if worker.written() else ""
-    return RunFailed(f"{run.name} {launch.death(worker.code or 0)}{said}", go_on, Exit.BUG)
+    code = Exit.RESOURCES if worker.code == -signal.SIGKILL else Exit.BUG  # memory ran out, as the words say
+    return RunFailed(f"{run.name} {launch.death(worker.code or 0)}{said}", go_on, code)

@@ -28,7 +28,7 @@ def show_comparison(document: Document) -> None:
     if document["contrasts"]:
         _contrasts(console, document["contrasts"])
     for note in document["notes"]:
-        _say(console, f"note: {note}")
+        _say(console, f"note: {one_line(note)}")
     for gate in document["gates"]:
         if gate["met"]:  # the error that ends the command tells the others
             _say(console, f"gate {gate['text']}: met, {gate['why']}", "bold")

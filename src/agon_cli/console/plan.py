@@ -19,8 +19,8 @@ def show_needs(needs: Row) -> None:
     """Print a plan on stdout."""
     console = screen()
     memory = needs["memory"]
-    where = "GPU memory" if needs["device"] == "gpu" else "memory of this process"
-    table = Table(title=f"{where}, at most", title_justify="left", box=None, pad_edge=False, title_style="bold")
+    where = "GPU memory, at most" if needs["device"] == "gpu" else "memory of this process, about"
+    table = Table(title=where, title_justify="left", box=None, pad_edge=False, title_style="bold")
     table.add_column("", no_wrap=True)
     for name in ("sampling", "update"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -85,7 +85,8 @@ def show_training(result: Row, seed: int, more: Sequence[str]) -> None:
 def show_evaluation(result: Row) -> None:
     """Print the arms of an evaluation, and the table of the direction that the dev split chose."""
     console = screen()
-    say(console, f"{result['what']}, {result['split']} split, {result['samples']} completion(s) per problem and stage")
+    samples = "1 completion" if result["samples"] == 1 else f"{result['samples']} completions"
+    say(console, f"{result['what']}, {result['split']} split, {samples} per problem and stage")
     table = new_table(f"{result['split']} pass@1")
     for name in ("", "pass@1 [95%]", "problems", "truncated", "format", "tokens"):
         table.add_column(name, justify="right" if name else "left")

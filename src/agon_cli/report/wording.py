@@ -47,7 +47,8 @@ def fixed(value: float | None, digits: int = 0) -> str:
     """A number with thousands set apart; a dash where there is none."""
     if value is None or not math.isfinite(value):
         return NOTHING
-    return f"{value:,.{digits}f}".replace("-", MINUS)
+    text = f"{value:,.{digits}f}"
+    return text.lstrip("-") if not text.strip("-0.") else text.replace("-", MINUS)
 
 
 def percent(value: float | None, digits: int = 1) -> str:

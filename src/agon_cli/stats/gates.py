@@ -15,8 +15,8 @@ from agon_cli.stats.verdicts import over, points
 FORMS = "a gate reads A>B, A>=B, A>=B+2 or A>=45, with names of arms and percentage points"
 ROUNDING = 1e-9
 _OPERATOR = re.compile(r">=?")
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
-_MARGIN = re.compile(rf"(?P<name>.+?)\s*(?P<margin>[+-]\s*{_NUMBER.pattern})", re.DOTALL)
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+_MARGIN = re.compile(rf"(?P<name>.+?)\s*(?P<margin>[+−-]\s*{_NUMBER.pattern})", re.DOTALL)
 
 
 class Condition(NamedTuple):
@@ -83,11 +83,13 @@ def _against(text: str, written: str, arms: Mapping[str, Scores]) -> tuple[str |
         return written, 0.0
     if _NUMBER.fullmatch(written):
         if 0 < float(written) < 1 or float(written) > 100:
-            raise UsageError(f"gate {text!r}: {written} is no percentage", "figures are points, from 1 to 100: A>=45")
+            raise UsageError(
+                f"gate {text!r}: {written} is no percentage", "figures are points, 0 or from 1 to 100: A>=45"
+            )
         return None, float(written) / 100
     margin = _MARGIN.fullmatch(written)
     if margin and margin["name"] in arms:
-        by = float(re.sub(r"\s", "", margin["margin"]))
+        by = float(re.sub(r"\s", "", margin["margin"]).replace("−", "-"))  # tables print U+2212
         if abs(by) > 100:
             raise UsageError(f"gate {text!r}: no two arms are {abs(by):g} points apart", "margins go up to 100 points")
         return margin["name"], by / 100
