@@ -95,7 +95,7 @@ def grpo(name: str, given: argparse.Namespace) -> Row:
             "figure": f"peak_rss_mib, vocabulary x{given.vocab_factor} : x1"})  # fmt: skip
     return {
         "workload": name,
-        "tokens": given.tokens,
+        "new_tokens": given.tokens,
         "rewards": given.rewards,
         "dtype": given.dtype,
         "table": table,

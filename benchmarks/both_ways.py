@@ -12,20 +12,22 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import fmean
 
+from agon_cli.players import recipe_of
 from agon_cli.runlog import read
 from agon_cli.stats import Scores, holm, paired
 from agon_cli.tally import tallies
 
 
 def scores_of(run: Path) -> dict[str, float]:
-    """By test problem: the mean over the directions of a run's cascade at its last step."""
-    test = {place: tally for place, tally in tallies(read(run, "evals")).items() if place.split == "test"}
-    last = max(place.step for place in test)
+    """By test problem: the mean over the directions of a finished run's cascade."""
+    last = recipe_of(run).training_steps
     found = defaultdict(list)
-    for place, tally in test.items():
-        if place.step == last and tally.mode == "cascade":
+    for place, tally in tallies(read(run, "evals")).items():
+        if (place.split, place.step, tally.mode) == ("test", last, "cascade"):
             for problem, score in tally.scores.items():
                 found[problem].append(score)
+    if not found:
+        raise SystemExit(f"{run}: no cascade on the test split at step {last}")
     return {problem: fmean(scores) for problem, scores in found.items()}
 
 

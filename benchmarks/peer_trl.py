@@ -24,7 +24,7 @@ from workloads import (
     questions,
     reward,
     work_of,
-)  # fmt: skip
+)
 
 
 def settings(work: Grpo, steps: int, folder: str, dtype: str) -> Any:

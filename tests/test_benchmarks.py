@@ -163,5 +163,12 @@ def test_both_directions_count_alike_whichever_dev_would_have_chosen(capsys, tmp
     assert "2 seeds, 20 problems" in lines[-1]
 
 
+def test_runs_that_have_not_finished_and_methods_of_one_pass_are_no_part_of_it(tmp_path):
+    unfinished = made_up(tmp_path / "a", "agon", 0, 0.5, change=lambda row: row if row["step"] == 0 else None)
+    for run in (unfinished, made_up(tmp_path / "b", "grpo", 0, 0.5)):
+        with pytest.raises(SystemExit, match="no cascade on the test split at step 4"):
+            both_ways.scores_of(run)
+
+
 def only_one_way(row):
     return row | {"verdict": "correct" if row["arm"] == "A>B" else "wrong"}

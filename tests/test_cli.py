@@ -163,7 +163,7 @@ def test_a_grader_that_fails_too_often_ends_training_and_evaluation_with_7(here,
     assert (code, out) == (7, "")
 
 
-def test_a_run_whose_last_evaluation_could_not_be_graded_is_not_complete(trained, tmp_path):
+def test_a_run_whose_last_evaluation_could_not_be_graded_is_not_complete(trained, tmp_path, capsys):
     run = Path(shutil.copytree(trained[0] / "runs/tiny", tmp_path / "run", symlinks=True))
     assert is_complete(run, 4)
     assert not is_complete(run, 5)
@@ -177,7 +177,9 @@ def test_a_run_whose_last_evaluation_could_not_be_graded_is_not_complete(trained
     (run / "evals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept if row not in last))
     assert not is_complete(run, 4)
     (run / "evals.jsonl").write_text("".join(json.dumps(row | {"step": []}) + "\n" for row in kept))
-    assert not is_complete(run, 4)
+    code, out, err = agon(capsys, "train", "tiny", *SMALL, "--out", str(run))
+    assert (code, out) == (2, "")
+    assert "evals.jsonl: a row whose step or split is none" in err
 
 
 def test_an_evaluation_that_could_not_be_written_whole_is_made_again(here, monkeypatch, capsys):

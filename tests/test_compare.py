@@ -17,10 +17,11 @@ from types import SimpleNamespace
 import pytest
 
 import agon_cli
-from agon_cli.compare import cells, checks, folder, workers
+from agon_cli import data, verifiers
+from agon_cli.compare import cells, checks, evidence, folder, workers
 from agon_cli.console.trainings import progress_line
 from agon_cli.errors import ResourceError, UsageError
-from agon_cli.recipe import PRESETS, from_resolved, resolved
+from agon_cli.recipe import PRESETS, from_resolved, load, resolved
 from agon_cli.report.run import document as run_document
 from agon_cli.tiny import world
 from commands import agon
@@ -128,8 +129,9 @@ def test_faults_of_methods_are_told_all_at_once(capsys, here):
         (["tiny", "prompts.plain=" + "x" * 5000], "prompts.plain"),
         (["tiny", "--methods", "grpo,agon:split.test=9"], "agon-split.test-9/seed-0: split.test 9, in "),
         (["tiny", "--methods", "agon:bonus=much"], "bonus"),
-        (["tiny", "--methods", "grpo,agon,agon:bonus=1"], "--methods: agon:bonus=1 is the same as agon"),
-        (["tiny", "--methods", "coop,agon:bonus=3,agon:bonus=3.0"], "agon:bonus=3.0 is the same as agon:bonus=3"),
+        (["tiny", "--methods", "grpo,agon,agon:bonus=1"], "--methods: agon:bonus=1 would be trained as agon is"),
+        (["tiny", "--methods", "coop,agon:bonus=3,agon:bonus=3.0"], "agon:bonus=3.0 would be trained as agon:bonus=3"),
+        (["tiny", "--methods", "agon,agon:optim.micro_batch_tokens=64"], "=64 would be trained as agon is"),
         (["tiny", "--methods", "agon:steps=-1"], "steps=-1"),
         (["tiny", "--methods", "agon", "--gate", "agon>=grop"], "grop"),
         (["tiny", "--methods", "agon", "--gate", "agon"], "no gate"),
@@ -386,6 +388,9 @@ def test_a_run_that_was_begun_again_with_other_values_of_memory_is_the_one_that_
     assert agon(capsys, "compare", "tiny", *SMALL, *ASKED, "--out", "mine", "-q")[0] == 0
     edited("mine/runs/agon/seed-1", "optim.micro_batch_tokens", 512)
     assert agon(capsys, "compare", "mine", "-q")[0] == 0
+    for text in ("[]", '"x"', "3", '{"optim": []}', "{"):
+        Path("mine/runs/agon/seed-1/recipe.resolved.json").write_text(text)
+        assert agon(capsys, "compare", "mine", "-q")[0] == 2
 
 
 def test_runs_elsewhere_whose_paths_end_alike_are_told_apart(capsys, here):
@@ -757,6 +762,35 @@ def test_golds_that_changed_after_grading_are_not_shown_beside_its_verdicts(caps
     assert any("are no longer those that were asked" in note for note in document["notes"])
     of_one = run_document(Path("runs/agon"))["samples"]
     assert {(sample["question"], sample["gold"]) for sample in of_one} == {("", "")}
+
+
+def test_intersect_needs_the_data_as_they_were(capsys, here):
+    runs = [made_up(here / method, method, 0, 0.5, hashes={"data.test": method}) for method in ("agon", "coop")]
+    code, _, err = compared(capsys, *map(str, runs), "--intersect")
+    assert code == 2
+    assert "agon/seed-0: its problems cannot be read: the test problems are no longer those that were asked" in err
+
+
+def test_a_test_gold_that_was_refused_is_no_change_of_the_data(tmp_path):
+    for name, count in (("train", 30), ("test", 12)):
+        rows = [{"question": f"{name} {n}", "answer": "none" if n == 3 else str(n)} for n in range(count)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [f"data={{type: jsonl, path: {tmp_path}/train.jsonl, test_path: {tmp_path}/test.jsonl}}"]
+    recipe = load("tiny", [*words, "split.dev=5", "split.test=8", "verifier.type=number"])
+    verifier = verifiers.make(recipe)
+    test = data.load(recipe, verifier).test
+    assert "none" not in {problem.gold for problem in test}
+    asked = checks.Asked(data.digest(test), tuple(problem.id for problem in test), 1)
+    known = evidence.problems(recipe, asked)
+    assert [known[name].gold for name in asked.ids] == [problem.gold for problem in test]
+    (tmp_path / "test.jsonl").write_text((tmp_path / "test.jsonl").read_text().replace('"7"', '"8"'))
+    evidence._known.clear()
+    with pytest.raises(UsageError, match="no longer those"):
+        evidence.problems(recipe, asked)
+
+
+def test_the_digest_of_problems_is_that_of_manifests_so_far():
+    assert data.digest(world.problems("test")[:20]) == "db0af70fe98018cc"
 
 
 def test_seeds_whose_problems_have_other_golds_are_not_averaged(capsys, here):
@@ -1134,8 +1168,6 @@ def test_notes_cannot_forge_lines_of_the_terminal(capsys, here):
 
 
 def test_how_many_at_once(monkeypatch):
-    from agon_cli.recipe import load
-
     monkeypatch.setattr(workers.os, "cpu_count", lambda: 8)
     monkeypatch.setattr("agon_cli.memory.has_gpu", lambda: False)
     assert workers.at_once(load("tiny"), 20) == 8

@@ -181,7 +181,7 @@ def test_a_killed_rank_ends_the_run_which_goes_on_to_the_same_end(tmp_path):
         out, err = process.communicate(timeout=LIMIT)
         assert time.monotonic() - began < 20
         assert gone(workers, 5)
-    assert (process.returncode, out) == (1, "")
+    assert (process.returncode, out) == (5, "")
     assert "error: rank 1 was killed by SIGKILL" in err
     command = shlex.split(err.splitlines()[-1].partition("continue with: ")[2])
     assert command == ["agon", "train", "tiny", *words[:-2], "--out", "killed", "--gpus", "2"]

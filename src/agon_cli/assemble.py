@@ -13,6 +13,7 @@ from agon_cli import data, engines, verifiers
 from agon_cli.data import Splits
 from agon_cli.errors import UsageError
 from agon_cli.families import left_open, perfect
+from agon_cli.memory import collect_as_usual
 from agon_cli.policy import Policy
 from agon_cli.prompts import Renderer
 from agon_cli.ranks import ALONE, Ranks
@@ -65,7 +66,9 @@ def assemble(
     are the engine's: where it may write, and to whom it says that it has to wait. `sharded` lays bases over `ranks`."""
     verifier = verifiers.make(recipe)
     try:
-        return _assembled(recipe, verifier, ranks, scratch, tell, sharded)
+        world = _assembled(recipe, verifier, ranks, scratch, tell, sharded)
+        collect_as_usual()  # which the command line had put off
+        return world
     except BaseException:
         verifier.close()
         raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import shlex
@@ -20,6 +19,7 @@ from typer.main import get_command
 
 from agon_cli import __version__, compare_commands, data_commands
 from agon_cli.errors import AgonError, Exit, UsageError
+from agon_cli.memory import collect_as_usual, collect_rarely
 from agon_cli.options import AllowUnsafe, AsJson, Overrides, Quiet, RecipeArgument
 
 _ENVIRONMENT = {
@@ -28,9 +28,7 @@ _ENVIRONMENT = {
     "TRANSFORMERS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
 }
-COLLECT_AFTER = 100_000
-"""New objects before a search for cyclic garbage, instead of 700: importing torch and what stands on it makes millions,
-all of which stay, and looking them over again and again took a second of every command."""
+
 _CHATTY = ("bitsandbytes", "datasets", "huggingface_hub", "peft", "torch", "transformers")
 
 app = typer.Typer(
@@ -269,11 +267,12 @@ def _talk(*lines: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; returns its exit code."""
-    gc.set_threshold(COLLECT_AFTER)
+    collect_rarely()
     _hush_libraries()
     _open_streams()
     with redirect_stderr(_Heedless(sys.stderr)):
         code = _run(list(sys.argv[1:] if argv is None else argv) or ["--help"])
+    collect_as_usual()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypedDict
 
-FORMAT = 2
+FORMAT = 3
 
 
 class Tokens(TypedDict):

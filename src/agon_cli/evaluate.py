@@ -92,8 +92,11 @@ def is_complete(run: Path, steps: int) -> bool:
             verdicts.setdefault((row["step"], row["split"]), []).append(row["verdict"])
         for found in verdicts.values():
             check_grading(found.count("grader_error"), len(found))
-    except (UsageError, GradingError, TypeError):
-        return False  # training again repairs a torn or odd row, and grades anew what could not be graded
+    except (UsageError, GradingError):
+        return False  # training again repairs a torn row, and grades anew what could not be graded
+    except TypeError as error:
+        hint = "put the file back, or discard the run with --fresh"
+        raise UsageError(f"{run / 'evals.jsonl'}: a row whose step or split is none", hint) from error
     return all(verdicts.values())
 
 

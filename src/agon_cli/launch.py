@@ -238,7 +238,12 @@ def _error(worker: Worker, said: str, received: Sequence[int], again: str) -> Ag
         return RankFailed(f"{name}{words['message']}{trace}", words["hint"], Exit(words["code"]))
     what = f"hangs: {said}" if said else death(worker.code or 0)
     written = f"\nit wrote last:\n{worker.written()}" if worker.written() else ""
-    return RankFailed(f"rank {worker.rank} {what}{written}", go_on, Exit.BUG)
+    return RankFailed(f"rank {worker.rank} {what}{written}", go_on, Exit.BUG if said else exit_after(worker.code or 0))
+
+
+def exit_after(code: int) -> Exit:
+    """What to end with after a process that left no words, by its exit code or minus the signal that killed it."""
+    return Exit.RESOURCES if code == -signal.SIGKILL else Exit.BUG
 
 
 def death(code: int) -> str:

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 Result = TypeVar("Result")
 
+_USUAL = gc.get_threshold()
 _SIGNS = ("out of memory", "bad_alloc", "cublas_status_alloc_failed")
 """What allocators say in errors that have no type of their own: CUDA's, C++'s, cuBLAS's."""
 
@@ -44,6 +45,17 @@ def shrinking(run: Callable[[int], Result], budget: int, tell: Callable[[int, st
         release()
         budget = max(floor, budget // 2)
         tell(budget, reason)
+
+
+def collect_rarely() -> None:
+    """Look for cyclic garbage rarely from here on, while libraries load: importing torch and what stands on it makes
+    millions of objects, all of which stay, and looking them over again and again takes longer than it should."""
+    gc.set_threshold(100_000, *_USUAL[1:])
+
+
+def collect_as_usual() -> None:
+    """As Python does by itself: a cycle may hold tensors."""
+    gc.set_threshold(*_USUAL)
 
 
 def release() -> None:

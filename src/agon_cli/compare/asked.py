@@ -68,7 +68,7 @@ def recipe_digest(run: Path) -> str:
     may change when a run goes on. Raises UsageError where it cannot be read."""
     values = values_of(run)
     for section, key in (path.split(".") for path in OF_MEMORY):
-        with suppress(AttributeError, KeyError):
+        with suppress(AttributeError, KeyError, TypeError):  # a file that holds something else differs as it is
             values[section].pop(key, None)
     return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -154,21 +154,23 @@ def _runs_named(word: str) -> list[Path]:
 def remembered(words: Sequence[str]) -> Remembered | None:
     """What the document in a comparison folder remembers, where that folder is all that was named; None where there is
     no document. Raises UsageError for one that cannot be read, rather than forget its gates."""
+    if len(words) != 1:
+        return None
     folder = Path(os.path.expanduser(words[0]))
     path = folder / DOCUMENT
-    if len(words) != 1 or not os.path.isfile(path) or is_run(folder):
+    if not os.path.isfile(path) or is_run(folder):
         return None
     found = None
     with suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
         found = _remembered(folder, json.loads(path.read_bytes()))
     if found is None:
-        hint = "run the command again that wrote it, or delete it: then every run in the folder is compared"
+        hint = "name what is to be compared, or delete the file: then every run in the folder is"
         raise UsageError(f"{path} does not tell what was compared: it is damaged, or of another version", hint)
     return found
 
 
 def _remembered(folder: Path, document: Mapping[str, Any]) -> Remembered | None:
-    """What a document remembers; None where it holds something else, or an error of looking for it."""
+    """What a document remembers; None, KeyError or TypeError where it is of another shape."""
     provenance = document["provenance"]
     asked, places = provenance["asked"], provenance["runs"]
     if document["format"] != FORMAT or not _is_record(asked):

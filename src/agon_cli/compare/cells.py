@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, groupby
+from itertools import combinations, count, groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -181,8 +181,8 @@ def methods_of(text: str | None) -> list[Method]:
 def _spelt(change: str) -> str:
     """The whole key path: one without a dot is a method's knob, unless only the recipe has it."""
     key = change.partition("=")[0]
-    known = key in Recipe.model_fields and not hasattr(Recipe.model_fields["method"].default, key)
-    return change if "." in key or known else f"method.{change}"
+    of_recipe = key in Recipe.model_fields and key not in type(Recipe.model_fields["method"].default).model_fields
+    return change if "." in key or of_recipe else f"method.{change}"
 
 
 def _fault(change: str) -> str | None:
@@ -238,13 +238,12 @@ def planned(source: str, overrides: Sequence[str], methods: Sequence[Method], se
 
 
 def _refuse_twins(runs: Sequence[Run]) -> None:
-    """Raises UsageError for two cells of the same recipe: they would be trained twice, and count twice in Holm."""
-    known: dict[str, Cell] = {}
-    for run in runs:
-        twin = known.setdefault(json.dumps(resolved(run.recipe)), run.cell)
-        if twin is not run.cell:
-            names = (cell.methods[0].name for cell in (run.cell, twin))
-            raise UsageError("--methods: {} is the same as {}".format(*names), "leave one of them out")
+    """Raises UsageError for two cells of one recipe: they would be trained twice, and count twice in Holm."""
+    firsts = [next(group) for _, group in groupby(runs, key=lambda run: run.cell.name)]
+    for one, other in combinations(firsts, 2):
+        if not differences(resolved(one.recipe), resolved(other.recipe), OF_MEMORY):
+            names = f"{other.cell.methods[0].name} would be trained as {one.cell.methods[0].name} is"
+            raise UsageError(f"--methods: {names}", "leave out the variant that changes nothing")
 
 
 def _standard_knobs() -> set[str]:

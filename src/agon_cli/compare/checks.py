@@ -54,19 +54,23 @@ def refuse_settings(runs: Sequence[Run], intersect: bool = False) -> None:
 
 def refuse_questions(runs: Sequence[Run], asked: Mapping[str, Asked], intersect: bool) -> None:
     """Raises UsageError where runs of one seed were asked other problems, unless `intersect`; where problems of the
-    same names were others in another run of the same recipe; or where runs took another number of samples of each."""
+    same names were others in another run of one recipe, whose data was edited meanwhile; or where runs took another
+    number of samples of each."""
     lines = _unlike("samples per problem", [(run, asked[run.name].samples) for run in runs])
     for seed in dict.fromkeys(run.seed for run in runs):
         mine = [run for run in runs if run.seed == seed]
         lines += [] if intersect else _unlike("problems", [(run, _told(asked[run.name])) for run in mine])
-    edited = []
-    for _, mine in by_cell(runs):
-        for ids in dict.fromkeys(asked[run.name].ids for run in mine):
-            edited += _unlike("problems", [(run, _told(asked[run.name])) for run in mine if asked[run.name].ids == ids])
-    if lines or edited:
-        only = all(": problems " in line for line in lines) and not edited
+    if lines:
+        only = all(": problems " in line for line in lines)
         hint = "--intersect compares them on the problems that all share" if only else _APART
-        raise UsageError("these runs cannot be compared:\n" + "\n".join(lines + edited), hint)
+        raise UsageError("these runs cannot be compared:\n" + "\n".join(lines), hint)
+    for _, cell in by_cell(runs):
+        known = [run for run in cell if asked[run.name].digest is not None]
+        for ids in dict.fromkeys(asked[run.name].ids for run in known):
+            lines += _unlike("problems", [(run, _told(asked[run.name])) for run in known if asked[run.name].ids == ids])
+    if lines:
+        hint = "their golds or questions were edited between these runs: train again those that saw the old ones"
+        raise UsageError("these runs cannot be compared:\n" + "\n".join(lines), hint)
 
 
 def _told(asked: Asked) -> str:

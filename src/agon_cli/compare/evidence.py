@@ -6,7 +6,7 @@ import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -129,11 +129,11 @@ def problems(recipe: Recipe, asked: Asked) -> dict[str, Problem]:
     values = resolved(recipe)
     parts = {key: values[key] for key in ("data", "split")}
     drawn = recipe.seed if "reasoning_gym" in json.dumps(parts["data"]) else 0
-    key = json.dumps([parts, drawn])
+    key = json.dumps([parts, drawn, recipe.verifier.type])
     if key not in _known:
         journal = data.Journal()
         splits = data.load(recipe, None, journal)
-        every = [*journal.pool, *(problem for part in splits.by_name().values() for problem in part)]
+        every = [*reversed(journal.pool), *journal.held_out, *chain.from_iterable(splits.by_name().values())]
         _known.clear()
         _known[key] = {problem.id: problem for problem in every}
     known = _known[key]

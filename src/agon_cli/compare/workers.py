@@ -212,5 +212,5 @@ def _error(run: Run, worker: launch.Worker, again: str) -> RunFailed:
         hint = str(words["hint"]) or go_on
         return RunFailed(f"{run.name}: {words['message']}{trace}", hint, Exit(words["code"]))
     said = f"\nit wrote last:\n{worker.written()}" if worker.written() else ""
-    code = Exit.RESOURCES if worker.code == -signal.SIGKILL else Exit.BUG  # memory ran out, as the words say
-    return RunFailed(f"{run.name} {launch.death(worker.code or 0)}{said}", go_on, code)
+    code = worker.code or 0
+    return RunFailed(f"{run.name} {launch.death(code)}{said}", go_on, launch.exit_after(code))

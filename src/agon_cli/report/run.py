@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from agon_cli.compare.arms import Measured, OneSeed
 from agon_cli.compare.arms import document as arm_of
-from agon_cli.compare.checks import Asked
 from agon_cli.compare.costs import answering, cost, training
 from agon_cli.compare.evidence import curve_points, last_asked, problems, spending
 from agon_cli.compare.rows import checked
@@ -88,7 +87,7 @@ def document(run: Path) -> RunDocument:
     verdict = _verdict(arms, chosen, reached)
     if reached.unfinished:
         verdict = [_unfinished(found, reached, chosen, on_dev), *verdict]
-    known = _problems(recipe, last_asked(run, manifest)[1])
+    known = _problems(run, recipe, manifest)
     return {
         "format": FORMAT, "title": f"{recipe.method.preset}, seed {recipe.seed}: one run",
         "command": shlex.join(str(word) for word in manifest.get("argv", [])), "kind": "run",
@@ -101,13 +100,13 @@ def document(run: Path) -> RunDocument:
     }  # fmt: skip
 
 
-def _problems(recipe: Recipe, asked: Asked) -> dict[str, Problem]:
+def _problems(run: Path, recipe: Recipe, manifest: Row) -> dict[str, Problem]:
     """The problems by id, where they are at hand: of the tiny world, or in files that are still as they were. The logs
     name problems and do not hold them."""
     if recipe.data.type not in ("tiny", "jsonl"):
         return {}
     with suppress(AgonError, OSError):
-        return problems(recipe, asked)
+        return problems(recipe, last_asked(run, manifest)[1])
     return {}
 
 

@@ -47,8 +47,7 @@ def fixed(value: float | None, digits: int = 0) -> str:
     """A number with thousands set apart; a dash where there is none."""
     if value is None or not math.isfinite(value):
         return NOTHING
-    text = f"{value:,.{digits}f}"
-    return text.lstrip("-") if not text.strip("-0.") else text.replace("-", MINUS)
+    return f"{round(value, digits) + 0.0:,.{digits}f}".replace("-", MINUS)  # no -0.0
 
 
 def percent(value: float | None, digits: int = 1) -> str:
@@ -60,8 +59,8 @@ def points(value: float | None, digits: int = 1) -> str:
     """A difference of shares in percentage points, with its sign."""
     if value is None or not math.isfinite(value):
         return NOTHING
-    text = f"{100 * value:+.{digits}f}"
-    return text[1:] if float(text) == 0 else text.replace("-", MINUS)
+    rounded = round(100 * value, digits) + 0.0
+    return f"{rounded:{'+' if rounded else ''}.{digits}f}".replace("-", MINUS)
 
 
 def drafted(tokens: float | None) -> float | None:

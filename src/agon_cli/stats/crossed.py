@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,7 +46,8 @@ class Spread:
             return 1.0
         if self.half(SMALLEST_P) <= abs(self.mean):
             return SMALLEST_P
-        return _root(lambda alpha: self.half(alpha) - abs(self.mean), SMALLEST_P, 1.0)
+        at = scipy.optimize.brentq(lambda x: self.half(math.exp(x)) - abs(self.mean), math.log(SMALLEST_P), 0.0)
+        return math.exp(at)
 
     def df(self) -> float:
         """Degrees of freedom whose t quantile gives the same 95 % interval."""
@@ -59,12 +59,7 @@ class Spread:
 
         if low == high or beyond(high) >= 0:
             return high
-        return low if beyond(low) <= 0 else _root(beyond, low, high)
-
-
-def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where a function of a positive number is 0, looked for in its logarithm."""
-    return math.exp(scipy.optimize.brentq(lambda x: function(math.exp(x)), math.log(low), math.log(high)))
+        return low if beyond(low) <= 0 else float(scipy.optimize.brentq(beyond, low, high))
 
 
 def spread(values: NDArray[np.float64], seeds: NDArray[np.intp], items: NDArray[np.intp]) -> Spread:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import scipy  # its parts load where they are first used: all of them take a second of every run
+import scipy  # its parts load where they are first used: an evaluation needs the smallest alone
 
 from agon_cli.stats.crossed import ALL_EQUAL, spread
 

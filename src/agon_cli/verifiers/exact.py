@@ -20,7 +20,7 @@ MOST_PEELS = 8
 _PAIRS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("__", "__"), ("*", "*"), ("`", "`"))
 _BOXES = ("\\boxed{", "\\fbox{")
 _MARKS = {mark[0] for mark in (*_BOXES, *(start for start, _ in _PAIRS))}
-"""What a mark begins with."""
+"""What a mark begins with: most answers have none, and one look tells so."""
 _INVISIBLE = "\u200b\u2060\ufeff"
 """Spaces of no width: harmless around an answer, and nowhere else."""
 _CURRENCIES = ("$", "€", "£", "¥", "₹")
