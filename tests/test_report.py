@@ -22,7 +22,7 @@ import pytest
 
 from agon_cli import report
 from agon_cli.console.comparison import show_comparison
-from agon_cli.document import Document
+from agon_cli.document import FORMAT, Document
 from agon_cli.errors import Exit, ResourceError, UsageError
 from agon_cli.report import stored, tables, wording
 from agon_cli.report.figures import Strokes, forest, framed, smooth
@@ -486,7 +486,7 @@ def test_a_stored_comparison_comes_back_whole(tmp_path: Path) -> None:
         (lambda d: d["contrasts"][1].update(p=True), "contrasts[1].p: a number belongs here"),
         (lambda d: d["samples"][0]["arms"].update(agon=[]), "samples[0].arms.agon: an object belongs here"),
         (lambda d: d["verdict"].append(3), "verdict[3]: text belongs here"),
-        (lambda d: d.update(format=1), "of format 1, and this version reads 2"),
+        (lambda d: d.update(format=1), f"of format 1, and this version reads {FORMAT}"),
         (lambda d: d.update(arms={}), "arms: a list belongs here"),
     ],
 )
