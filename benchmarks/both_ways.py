@@ -15,6 +15,7 @@ from statistics import fmean
 from agon_cli.players import recipe_of
 from agon_cli.runlog import read
 from agon_cli.stats import Scores, holm, paired
+from agon_cli.stats.verdicts import points
 from agon_cli.tally import tallies
 
 
@@ -46,16 +47,16 @@ def main() -> None:
     first, *others = args.cells
     lines = [f"| seed | {' | '.join(cells)} |", "|---" * (len(cells) + 1) + "|"]
     for seed in sorted(cells[first]):
-        row = (f"{100 * fmean(scores[seed].values()):.1f}" if seed in scores else "" for scores in cells.values())
+        row = (points(fmean(scores[seed].values())) if seed in scores else "" for scores in cells.values())
         lines.append(f"| {seed} | {' | '.join(row)} |")
-    means = (f"{100 * fmean(fmean(one.values()) for one in scores.values()):.1f}" for scores in cells.values())
+    means = (points(fmean(fmean(one.values()) for one in scores.values())) for scores in cells.values())
     lines.append(f"| mean | {' | '.join(means)} |\n")
     found = [paired(cells[name], cells[first]) for name in others]
     for name, one, p in zip(others, found, holm([one.p for one in found]), strict=True):
+        difference, low, high = (points(share, sign=True) for share in (one.difference, one.low, one.high))
         lines.append(
-            f"{name} − {first}: {100 * one.difference:+.1f} points [{100 * one.low:+.1f}, {100 * one.high:+.1f}], "
-            f"Holm p {p:.3f}, {one.seeds} seeds, {one.items} problems; {100 * one.detectable:.1f} would be found four "
-            "times in five"
+            f"{name} − {first}: {difference} points [{low}, {high}], Holm p {p:.3f}, {one.seeds} seeds, "
+            f"{one.items} problems; {points(one.detectable)} would be found four times in five"
         )
     sys.stdout.write("\n".join(lines) + "\n")
 

@@ -239,7 +239,7 @@ def planned(source: str, overrides: Sequence[str], methods: Sequence[Method], se
 
 def _refuse_twins(runs: Sequence[Run]) -> None:
     """Raises UsageError for two cells of one recipe: they would be trained twice, and count twice in Holm."""
-    firsts = [next(group) for _, group in groupby(runs, key=lambda run: run.cell.name)]
+    firsts = [mine[0] for _, mine in by_cell(runs)]
     for one, other in combinations(firsts, 2):
         if not differences(resolved(one.recipe), resolved(other.recipe), OF_MEMORY):
             names = f"{other.cell.methods[0].name} would be trained as {one.cell.methods[0].name} is"
