@@ -20,7 +20,7 @@ PACKAGE = ROOT / "src" / "agon_cli"
 ROWS: dict[str, dict[str, set[str]]] = {
     "0": {"__init__": set(), "errors": set(), "types": set(), "families": set(), "prose": set()},
     "1": {"recipe": {"pydantic", "pydantic_core", "ruamel"}},
-    "2a": {"wide": {"torch"}},
+    "2a": {"narrow": {"torch"}, "wide": {"torch"}},
     "2b": {
         "rewards": set(),
         "advantages": set(),
@@ -36,6 +36,7 @@ ROWS: dict[str, dict[str, set[str]]] = {
         "memory": {"torch"},
         "attention": {"torch", "transformers"},
         "lora": {"torch", "peft"},
+        "norms": {"torch"},
         "forward": {"torch", "transformers"},
         "ranks": {"torch", "accelerate"},
         "tiny": {"torch", "tokenizers", "transformers"},

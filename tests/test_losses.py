@@ -80,20 +80,22 @@ def reference_gradient(policy: Policy, rows: list[Rollout], recipe) -> dict[str,
     return reference.loss_and_gradient(seat.model, seat.adapter, said, knobs(recipe))[1]
 
 
+@pytest.mark.parametrize("trained", [True, False])
 @pytest.mark.parametrize("chunk", [1, 3, 7, 64])
-def test_chunked_logprobs_equal_a_log_softmax_over_the_whole_vocabulary(chunk):
+def test_chunked_logprobs_equal_a_log_softmax_over_the_whole_vocabulary(chunk, trained):
     torch.manual_seed(0)
     hidden = torch.randn(23, 16, requires_grad=True)
-    weight = torch.randn(50, 16, requires_grad=True)
+    weight = torch.randn(50, 16, requires_grad=trained)
     targets = torch.randint(50, (23,))
     found = token_logprobs(hidden, targets, lambda h: h @ weight.T, 0.6, chunk * 50)
     want = torch.log_softmax(hidden @ weight.T / 0.6, dim=-1)[torch.arange(23), targets]
     torch.testing.assert_close(found, want, rtol=0, atol=1e-5)
     coefficients = torch.randn(23)
-    naive = torch.autograd.grad((want * coefficients).sum(), [hidden, weight])
+    learns = [hidden, weight] if trained else [hidden]
+    naive = torch.autograd.grad((want * coefficients).sum(), learns)
     (found * coefficients).sum().backward()
-    for ours, plain in zip((hidden.grad, weight.grad), naive, strict=True):
-        torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
+    for ours, plain in zip(learns, naive, strict=True):
+        torch.testing.assert_close(ours.grad, plain, rtol=1e-5, atol=1e-5)
     with torch.no_grad():
         torch.testing.assert_close(token_logprobs(hidden, targets, lambda h: h @ weight.T, 0.6, chunk * 50), found)
 
@@ -114,7 +116,21 @@ def test_no_more_logits_exist_at_once_than_was_said():
 
     hidden = torch.randn(90, 4, requires_grad=True)
     token_logprobs(hidden, torch.zeros(90, dtype=torch.long), head, 1.0, 2000).sum().backward()
-    assert max(rows) == 20
+    assert rows == [1, 20, 20, 20, 20, 10], "the logits of a frozen head are computed once"
+
+
+def test_a_head_behind_a_soft_cap_passes_its_slope():
+    torch.manual_seed(2)
+    hidden, weight = torch.randn(9, 8, requires_grad=True), torch.randn(30, 8)
+    targets = torch.randint(30, (9,))
+
+    def head(hidden):
+        return torch.tanh(hidden @ weight.T / 3) * 3
+
+    want = torch.log_softmax(head(hidden), dim=-1)[torch.arange(9), targets]
+    (naive,) = torch.autograd.grad(want.sum(), hidden)
+    token_logprobs(hidden, targets, head, 1.0, 60).sum().backward()
+    torch.testing.assert_close(hidden.grad, naive, rtol=1e-5, atol=1e-5)
 
 
 def test_logprobs_of_huge_logits_are_finite_and_normalised():

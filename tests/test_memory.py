@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -159,3 +161,30 @@ def test_release_gives_the_heap_back():
     assert held > 200_000_000
     assert resident() - before < held / 4
     assert len(pin) == 60_000
+
+
+PAGES = """
+import resource, sys
+import torch
+from agon_cli.memory import keep_freed_blocks
+if sys.argv[1] == "kept":
+    keep_freed_blocks()
+def step():
+    held = [torch.ones(3_000_000) for _ in range(10)]
+for _ in range(3):
+    step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is not glibc")
+def test_memory_freed_by_a_step_is_there_for_the_next():
+    def pages(way: str) -> int:
+        plain = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+        done = subprocess.run([sys.executable, "-c", PAGES, way], env=plain, capture_output=True, text=True, check=True)
+        return int(done.stdout)
+
+    assert pages("kept") < 100 < pages("given back")

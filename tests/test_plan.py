@@ -169,6 +169,8 @@ def test_checkpointing_saves_memory_and_nothing_else_changes(shallow):
         planner.memory(changed(planner.recipe, {"optim.checkpointing": wanted})).update for wanted in (False, True)
     )
     assert again["activations"] < plain["activations"] / 2  # of four layers one is held whole
+    # Layers are computed again when the chunks of logits are gone, so that most of either is not there at once.
+    assert again["activations"] > plain.pop("log-probability chunks") > 0
     assert {**plain, "activations": 0} == {**again, "activations": 0}
 
 
@@ -296,7 +298,7 @@ def test_the_command_prints_json_with_its_keys(capsys, shallow):
 
 def test_the_screen_names_the_largest_part_and_the_change(capsys, shallow):
     words = ["qwen3-0.6b-deepmath", f"model.id={shallow}", "optim.checkpointing=false"]
-    assert cli.main(["plan", *words, "--gpu-mem", "4", "-q"]) == 0
+    assert cli.main(["plan", *words, "--gpu-mem", "3", "-q"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     assert "dominated by key/value cache" in out

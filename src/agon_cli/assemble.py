@@ -13,7 +13,7 @@ from agon_cli import data, engines, verifiers
 from agon_cli.data import Splits
 from agon_cli.errors import UsageError
 from agon_cli.families import left_open, perfect
-from agon_cli.memory import collect_as_usual
+from agon_cli.memory import collect_as_usual, keep_freed_blocks
 from agon_cli.policy import Policy
 from agon_cli.prompts import Renderer
 from agon_cli.ranks import ALONE, Ranks
@@ -64,6 +64,7 @@ def assemble(
 ) -> World:
     """Load data, models, verifier and engine, in the order in which a mistake is cheapest to find. `scratch` and `tell`
     are the engine's: where it may write, and to whom it says that it has to wait. `sharded` lays bases over `ranks`."""
+    keep_freed_blocks()
     verifier = verifiers.make(recipe)
     try:
         world = _assembled(recipe, verifier, ranks, scratch, tell, sharded)

@@ -14,11 +14,11 @@ from peft.tuners.lora.layer import Linear, LoraLayer
 from torch import Tensor
 from torch.nn import functional
 
-from agon_cli import wide
+from agon_cli import narrow, wide
 
 SMALL = 1 << 15
-"""Weights of a float32 layer up to which sampling forms W + s B A, for as long as a sample takes: one product with it
-takes less time than three, and as good as no memory. The base is not touched."""
+"""Weights of a float32 layer up to which W + s B A is formed, in sampling for as long as a sample takes: one product
+with it takes less time than three, and as good as no memory. The base is not touched."""
 
 
 def take_over(model: PeftModel) -> None:
@@ -51,12 +51,39 @@ def forward(layer: Any, x_BTI: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     x_MI = x_BTI.reshape(-1, x_BTI.shape[-1])
     if wide.pays(x_MI):
         return _wide(layer, x_MI).view(*x_BTI.shape[:-1], -1)  # the same, several times as fast
+    if _is_small(layer) and not layer.disable_adapters:
+        base, (name,) = layer.base_layer, layer.active_adapters
+        a_RI, b_OR = layer.lora_A[name].weight, layer.lora_B[name].weight
+        summed_MO: Tensor = _Summed.apply(x_MI, base.weight, base.bias, a_RI, b_OR, layer.scaling[name])
+        return summed_MO.view(*x_BTI.shape[:-1], -1)
     result_MO: Tensor = layer.base_layer(x_MI, *args, **kwargs)
     if not layer.disable_adapters:
         a_RI, b_RO, scale = layer.held or _matrices(layer, result_MO)
         low_MR = functional.linear(x_MI.to(result_MO.dtype), a_RI)
         result_MO.addmm_(low_MR, b_RO, alpha=scale)  # nothing else has seen the result yet
     return result_MO.view(*x_BTI.shape[:-1], -1)
+
+
+class _Summed(torch.autograd.Function):
+    """x (W + s B A)' + bias. Gradients reach x through the sum, and A and B as if each had been multiplied by itself:
+    W and bias are frozen."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_MI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, a_RI: Tensor, b_OR: Tensor, scale: float
+    ) -> Tensor:
+        sum_OI = torch.addmm(weight_OI, b_OR, a_RI, alpha=scale)
+        ctx.save_for_backward(x_MI, sum_OI, a_RI, b_OR)
+        ctx.scale = scale
+        return functional.linear(x_MI, sum_OI, bias_O)
+
+    @staticmethod
+    def backward(ctx: Any, grad_MO: Tensor) -> tuple[Tensor | None, ...]:
+        x_MI, sum_OI, a_RI, b_OR = ctx.saved_tensors
+        grad_MI = torch.mm(grad_MO, sum_OI) if ctx.needs_input_grad[0] else None
+        grad_b_OR = torch.mm(grad_MO.t(), functional.linear(x_MI, a_RI)).mul_(ctx.scale)
+        grad_a_RI = torch.mm(torch.mm(grad_MO, b_OR).t(), x_MI).mul_(ctx.scale)
+        return grad_MI, None, None, grad_a_RI, grad_b_OR, None
 
 
 def joint(layers: Sequence[Any], like: Tensor) -> Callable[[Tensor], list[Tensor]]:
@@ -122,8 +149,8 @@ def _base(layer: Any) -> Callable[[Tensor], Tensor]:
     return partial(_linear, base.weight, base.bias) if type(base) is torch.nn.Linear else base
 
 
-def _linear(weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
-    return functional.linear(x, weight, bias)
+def _linear(weight: Tensor, bias: Tensor | None, x_MI: Tensor) -> Tensor:
+    return narrow.linear(x_MI, weight, bias)
 
 
 def _wide(layer: Any, x_MI: Tensor) -> Tensor:

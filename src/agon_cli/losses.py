@@ -19,23 +19,60 @@ def token_logprobs(
 ) -> Tensor:
     """Log-probabilities (nats, float32, shape M) of target tokens under softmax(head(hidden) / temperature).
 
-    Works through the M positions in chunks and computes each chunk's logits again in the backward pass, so that about
-    `logits_at_once` logits exist at once, whatever M and the vocabulary are.
+    Works through the M positions in chunks, and takes the gradient of each chunk while its logits are there, so that
+    about `logits_at_once` logits exist at once, whatever M and the vocabulary are. Where the head itself is trained,
+    the chunk's logits are computed again in the backward pass.
     """
     if not len(targets_M):
         return hidden_MH.new_zeros(0, dtype=torch.float32)
-    vocabulary = head(hidden_MH[:1].detach()).shape[-1]
-    if torch.is_grad_enabled() and not hidden_MH.requires_grad:
+    probe = head(hidden_MH[:1].detach())
+    vocabulary, trained = probe.shape[-1], probe.requires_grad
+    if trained and not hidden_MH.requires_grad:
         hidden_MH = hidden_MH.detach().requires_grad_()  # the one thing to train may be an adapter on the head
     rows = max(1, logits_at_once // vocabulary)
     pieces = zip(hidden_MH.split(rows), targets_M.split(rows), strict=True)
-    return torch.cat([_ChunkLogprobs.apply(hidden, targets, head, temperature) for hidden, targets in pieces])
+    chunk = _ChunkOfTrainedHead if trained else _Chunk
+    return torch.cat([chunk.apply(hidden, targets, head, temperature) for hidden, targets in pieces])
 
 
-class _ChunkLogprobs(torch.autograd.Function):
-    """log softmax(head(h) / T)[target] for C positions. The gradient of position i with respect to its logits is
-    (onehot(target) - softmax) g / T: written over the recomputed logits, where automatic differentiation would hold
-    several tensors of that size."""
+def _slope(logits_CV: Tensor, targets_C: Tensor, normaliser_C: Tensor, weight_C: Tensor, temperature: float) -> Tensor:
+    """The gradient of sum_i weight_i logprob_i with respect to the logits: (onehot(target) - softmax) weight / T.
+    Automatic differentiation would hold several tensors of that size."""
+    scale_C = weight_C / temperature
+    slope_CV = logits_CV.detach().float() / temperature
+    slope_CV.sub_(normaliser_C[:, None]).exp_().mul_(-scale_C[:, None])
+    slope_CV[torch.arange(len(targets_C), device=targets_C.device), targets_C] += scale_C
+    return slope_CV.to(logits_CV.dtype)
+
+
+class _Chunk(torch.autograd.Function):
+    """log softmax(head(h) / T)[target] for C positions. No position's state has a part in another's logits, so one
+    gradient with all weights 1 tells the gradient of every position, which its weight then only multiplies."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden_CH: Tensor, targets_C: Tensor, head: Head, temperature: float) -> Tensor:
+        hidden_CH = hidden_CH.detach().requires_grad_(ctx.needs_input_grad[0])
+        with torch.set_grad_enabled(hidden_CH.requires_grad):
+            logits_CV = head(hidden_CH)
+        with torch.no_grad():
+            scaled_CV = logits_CV.float() / temperature
+            normaliser_C = scaled_CV.logsumexp(1)
+            logprobs_C = scaled_CV.gather(1, targets_C[:, None]).squeeze(1) - normaliser_C
+            del scaled_CV
+            if hidden_CH.requires_grad:
+                slope_CV = _slope(logits_CV, targets_C, normaliser_C, torch.ones_like(normaliser_C), temperature)
+                (gradient_CH,) = torch.autograd.grad(logits_CV, hidden_CH, slope_CV)
+                ctx.save_for_backward(gradient_CH)
+        return logprobs_C
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient_CH,) = ctx.saved_tensors
+        return (gradient_CH * grads[0][:, None]).to(gradient_CH.dtype), None, None, None
+
+
+class _ChunkOfTrainedHead(torch.autograd.Function):
+    """The same, for a head whose own gradient needs every position's weight."""
 
     @staticmethod
     def forward(ctx: Any, hidden_CH: Tensor, targets_C: Tensor, head: Head, temperature: float) -> Tensor:
@@ -50,14 +87,11 @@ class _ChunkLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden_CH, targets_C, normaliser_C = ctx.saved_tensors
-        scale_C = grads[0] / ctx.temperature
         hidden_CH = hidden_CH.detach().requires_grad_()
         with torch.enable_grad():
             logits_CV = ctx.head(hidden_CH)
-        slope_CV = logits_CV.detach().float() / ctx.temperature
-        slope_CV.sub_(normaliser_C[:, None]).exp_().mul_(-scale_C[:, None])
-        slope_CV[torch.arange(len(targets_C), device=targets_C.device), targets_C] += scale_C
-        torch.autograd.backward(logits_CV, slope_CV.to(logits_CV.dtype))  # reaches an adapter on the head, too
+        slope_CV = _slope(logits_CV, targets_C, normaliser_C, grads[0], ctx.temperature)
+        torch.autograd.backward(logits_CV, slope_CV)  # reaches an adapter on the head, too
         return hidden_CH.grad, None, None, None
 
 

@@ -12,6 +12,9 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 _USUAL = gc.get_threshold()
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_KEPT, _OF_THE_HEAP = 1 << 28, 1 << 25
+"""Bytes of freed heap that are kept, and the largest block that comes from the heap (glibc takes no larger value)."""
 _SIGNS = ("out of memory", "bad_alloc", "cublas_status_alloc_failed")
 """What allocators say in errors that have no type of their own: CUDA's, C++'s, cuBLAS's."""
 
@@ -56,6 +59,15 @@ def collect_rarely() -> None:
 def collect_as_usual() -> None:
     """As Python does by itself: a cycle may hold tensors."""
     gc.set_threshold(*_USUAL)
+
+
+def keep_freed_blocks() -> None:
+    """Have the C library use freed memory again instead of handing it back after every step and asking for it at the
+    next: each page it gets anew is zeroed by the kernel first. glibc's alone can be told so."""
+    tell = getattr(ctypes.CDLL(None), "mallopt", None)
+    if tell is not None:
+        tell(_M_MMAP_THRESHOLD, _OF_THE_HEAP)
+        tell(_M_TRIM_THRESHOLD, _KEPT)
 
 
 def release() -> None:

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, masking_utils
 
-from agon_cli import lora, models, wide
+from agon_cli import lora, models, norms, wide
 from agon_cli.attention import PACKED
 from agon_cli.engines.sampling import draw
 from agon_cli.errors import UsageError
@@ -112,6 +112,7 @@ class Outline:
             base.eval()
         adapted = with_adapter(base, lora_config(shape, model), f"player_{PLAYER}")
         lora.take_over(adapted)
+        norms.take_over(adapted)
         self._give_device(adapted)
         self.policy = Policy.of({PLAYER: Seat(adapted, f"player_{PLAYER}", None, (0,), model.id)})
         self.base = base

@@ -14,7 +14,7 @@ from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor
 from torch.nn import Parameter
 
-from agon_cli import lora, models
+from agon_cli import lora, models, norms
 from agon_cli.errors import GuardError, UsageError
 from agon_cli.forward import Row, completion_states, head, recomputing
 from agon_cli.losses import token_logprobs
@@ -75,6 +75,7 @@ class Policy:
             self.seats[name] = Seat(peft_model, adapter, tokenizer, stops, model.id)
         for peft_model, _ in homes.values():
             lora.take_over(peft_model)
+            norms.take_over(peft_model)
         for name, seat in self.seats.items():
             _check_head(seat)
             noise = 0.0 if recipe.method.players == "base" else recipe.players[name].noise

@@ -128,6 +128,7 @@ def _train(runs: Sequence[Run], jobs: int | None, emit: Emit, again: str) -> Non
     own = [run for run in runs if run.words is not None]
     todo = [run for run in own if not is_complete(run.folder, run.steps)]
     if todo:
+        todo.sort(key=lambda run: run.steps == 0)  # evaluations alone fill what the last long run leaves free
         at_once = jobs or workers.at_once(todo[0].recipe, len(todo))
         workers.train(todo, len(own) - len(todo), at_once, emit, again)
 
