@@ -18,7 +18,7 @@ import pytest
 
 import agon_cli
 from agon_cli import data, verifiers
-from agon_cli.compare import cells, checks, evidence, folder, workers
+from agon_cli.compare import cells, checks, conduct, evidence, folder, workers
 from agon_cli.console.trainings import progress_line
 from agon_cli.errors import ResourceError, UsageError
 from agon_cli.recipe import PRESETS, from_resolved, load, resolved
@@ -628,30 +628,31 @@ def test_a_run_is_called_by_what_was_asked_for(here):
     assert [one.called for one in cells.found([(run, "run")], [])] == ["grpo, seed 0"]
 
 
+def test_evaluations_alone_fill_what_the_last_training_leaves_free(here, monkeypatch):
+    asked = []
+    monkeypatch.setattr(workers, "train", lambda runs, *_: asked.extend(runs))
+    plan = cells.planned("tiny", ["steps=50"], cells.methods_of("moa,grpo,agon"), 2, Path("out"))
+    conduct._train(plan, 1, lambda *_, **__: None, "again")
+    assert [run.name for run in asked] == sorted((run.name for run in plan), key=lambda name: name.startswith("moa"))
+    assert [run.steps for run in asked] == [50] * 4 + [0] * 2
+
+
 def test_nothing_is_estimated_before_training_tells(here, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(workers.time, "monotonic", lambda: clock[0])
-    plan = cells.planned("tiny", ["steps=50"], cells.methods_of("moa,grpo,agon"), 1, Path("out"))
-    moa, grpo, _ = plan
+    plan = cells.planned("tiny", ["steps=50"], cells.methods_of("grpo,agon"), 1, Path("out"))
+    grpo, agon = plan
     crew = workers._Crew(list(plan), 1)
     pace = workers._Pace(crew)
 
     def left():
         return pace.look(0)["left"]
 
-    def at_work(*runs):
-        crew.waiting = [run for run in crew.waiting if run not in runs]
-        crew.working = [(run, None) for run in runs]
-        for run in runs:
-            pace.starts(run)
-
-    at_work(moa)
-    clock[0] += 60
-    at_work(grpo)
-    assert left() is None, "a run that is not trained tells nothing of those that are"
+    crew.waiting, crew.working = [agon], [(grpo, None)]
+    clock[0] += 2
+    assert left() is None
     grpo.folder.mkdir(parents=True)
     steps = [json.dumps({"step": step}) + "\n" for step in range(10)]
-    clock[0] += 2
     (grpo.folder / "metrics.jsonl").write_text(steps[0])
     assert left() is None
     clock[0] += 18

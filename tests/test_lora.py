@@ -49,8 +49,8 @@ def test_values_and_gradients_are_those_of_peft(monkeypatch, summed, shape):
     own = copy.deepcopy(theirs)
     lora.take_over(own)
     used = []
-    apply = lora._Summed.apply
-    monkeypatch.setattr(lora._Summed, "apply", lambda *args: used.append(0) or apply(*args))
+    apply = lora._OneProduct.apply
+    monkeypatch.setattr(lora._OneProduct, "apply", lambda *args: used.append(0) or apply(*args))
     x = torch.randn(shape)
     found, wanted = run(own, x), run(theirs, x)
     assert len(used) == 2 * summed

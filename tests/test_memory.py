@@ -182,9 +182,14 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is not glibc")
 def test_memory_freed_by_a_step_is_there_for_the_next():
-    def pages(way: str) -> int:
-        plain = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
-        done = subprocess.run([sys.executable, "-c", PAGES, way], env=plain, capture_output=True, text=True, check=True)
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+
+    def pages(way: str, **told: str) -> int:
+        done = subprocess.run(
+            [sys.executable, "-c", PAGES, way], env=plain | told, capture_output=True, text=True, check=True
+        )
         return int(done.stdout)
 
     assert pages("kept") < 100 < pages("given back")
+    assert pages("kept", MALLOC_TRIM_THRESHOLD_="1") > 100, "what the user says counts"
+    assert pages("kept", GLIBC_TUNABLES="glibc.malloc.trim_threshold=1") > 100

@@ -188,6 +188,17 @@ def test_a_gradient_of_zero_under_advantages_that_are_not_stops_the_run(folder):
         update(policy, "B", [group(rollout((9, 10), 1.0), rollout((11,), -1.0))], optimiser, recipe.optim, 0.7, 1e-2)
 
 
+def test_an_adapter_that_takes_no_part_stops_the_run(folder, monkeypatch):
+    """As one that lora.targets put on layers which text never goes through."""
+    recipe = make_recipe(folder)
+    policy = Policy(recipe)
+    optimiser = make_optimiser(policy.parameters("B"), recipe.optim)
+    logprobs_at = policy.logprobs_at
+    monkeypatch.setattr(policy, "logprobs_at", lambda *args, **options: logprobs_at(*args, **options, bare=True))
+    with pytest.raises(GuardError, match="zero"):
+        update(policy, "B", [group(rollout((9, 10), 1.0), rollout((11,), -1.0))], optimiser, recipe.optim, 0.7, 1e-2)
+
+
 def test_stale_gradients_of_another_player_or_step_are_not_applied(folder):
     recipe = make_recipe(folder)
     clean, dirty = Policy(recipe), Policy(recipe)

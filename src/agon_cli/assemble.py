@@ -64,11 +64,11 @@ def assemble(
 ) -> World:
     """Load data, models, verifier and engine, in the order in which a mistake is cheapest to find. `scratch` and `tell`
     are the engine's: where it may write, and to whom it says that it has to wait. `sharded` lays bases over `ranks`."""
-    keep_freed_blocks()
     verifier = verifiers.make(recipe)
     try:
         world = _assembled(recipe, verifier, ranks, scratch, tell, sharded)
         collect_as_usual()  # which the command line had put off
+        keep_freed_blocks()  # and what loading took is given back
         return world
     except BaseException:
         verifier.close()

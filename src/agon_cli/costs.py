@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn import functional
 
-from agon_cli import wide
+from agon_cli import narrow, wide
 from agon_cli.models import DTYPES
 from agon_cli.outline import Outline
 from agon_cli.recipe.engine import HF
@@ -162,7 +161,7 @@ def speed(base: Outline, step: Sizes) -> Speed:
 
     def rate(rows: int) -> float:
         x = torch.zeros(rows, hidden, dtype=dtype, device=device)
-        product = wide.linear if wide.pays(x) else functional.linear
+        product = wide.linear if wide.pays(x) else narrow.linear
         return 2 * rows * hidden * out / _seconds(lambda: product(x, weight_OI))
 
     little = torch.zeros(1, device=device)
@@ -206,13 +205,13 @@ def busy() -> str | None:
 
 def work(base: Outline, recipe: Recipe, step: Sizes) -> Row:
     """Floating-point operations of a step on one device, by phase. The base is frozen, so going back costs as much as
-    going forward; logits of completions are computed three times over."""
+    going forward; the logits of a head with an adapter are computed twice."""
     attention = 2 * base.attention_width * step.width**2 * step.completions
     reading = 2 * base.linear * step.prompts_read
     decoding = 2 * (base.linear + base.head) * step.completions * step.completion + attention
     passes = 3 if recipe.optim.checkpointing else 2
-    rows = step.completions
-    update = 2 * base.linear * passes * rows * step.width + 6 * base.head * rows * step.completion
+    rows, of_head = step.completions, 3 if base.adapts_head else 2
+    update = 2 * base.linear * passes * rows * step.width + 2 * base.head * of_head * rows * step.completion
     trained = recipe.method.players != "base"
     return {"prompts": reading, "decoding": decoding, "update": int(update + 3.5 * attention) if trained else 0}
 

@@ -1,4 +1,4 @@
-"""The arithmetic of LoRA layers: in the base's own precision, keeping nothing that the backward pass can do without."""
+"""The arithmetic of LoRA layers: in the base's own precision, keeping little for the backward pass."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from torch.nn import functional
 from agon_cli import narrow, wide
 
 SMALL = 1 << 15
-"""Weights of a float32 layer up to which W + s B A is formed, in sampling for as long as a sample takes: one product
-with it takes less time than three, and as good as no memory. The base is not touched."""
+"""Weights of a float32 layer up to which W + s B A is formed: one product with it takes less time than three, and as
+good as no memory. The base is not touched."""
 
 
 def take_over(model: PeftModel) -> None:
@@ -34,8 +34,8 @@ def take_over(model: PeftModel) -> None:
 
 @contextmanager
 def held(model: PeftModel) -> Iterator[None]:
-    """Within it the active adapter's matrices are converted once and not at every call. For sampling only: no gradient
-    reaches an adapter, and one that is stepped or exchanged meanwhile is not noticed."""
+    """Within it the active adapter's matrices are converted once and not at every call, small layers' aside. For
+    sampling only: no gradient reaches an adapter, and one that is stepped or exchanged meanwhile is not noticed."""
     layers = list(_plain_layers(model))
     for layer in layers:
         layer.held = ()
@@ -52,9 +52,8 @@ def forward(layer: Any, x_BTI: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     if wide.pays(x_MI):
         return _wide(layer, x_MI).view(*x_BTI.shape[:-1], -1)  # the same, several times as fast
     if _is_small(layer) and not layer.disable_adapters:
-        base, (name,) = layer.base_layer, layer.active_adapters
-        a_RI, b_OR = layer.lora_A[name].weight, layer.lora_B[name].weight
-        summed_MO: Tensor = _Summed.apply(x_MI, base.weight, base.bias, a_RI, b_OR, layer.scaling[name])
+        base = layer.base_layer
+        summed_MO: Tensor = _OneProduct.apply(x_MI, base.weight, base.bias, *_adapter(layer))
         return summed_MO.view(*x_BTI.shape[:-1], -1)
     result_MO: Tensor = layer.base_layer(x_MI, *args, **kwargs)
     if not layer.disable_adapters:
@@ -64,7 +63,7 @@ def forward(layer: Any, x_BTI: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return result_MO.view(*x_BTI.shape[:-1], -1)
 
 
-class _Summed(torch.autograd.Function):
+class _OneProduct(torch.autograd.Function):
     """x (W + s B A)' + bias. Gradients reach x through the sum, and A and B as if each had been multiplied by itself:
     W and bias are frozen."""
 
@@ -72,7 +71,7 @@ class _Summed(torch.autograd.Function):
     def forward(
         ctx: Any, x_MI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, a_RI: Tensor, b_OR: Tensor, scale: float
     ) -> Tensor:
-        sum_OI = torch.addmm(weight_OI, b_OR, a_RI, alpha=scale)
+        sum_OI = _sum(weight_OI, a_RI, b_OR, scale)
         ctx.save_for_backward(x_MI, sum_OI, a_RI, b_OR)
         ctx.scale = scale
         return functional.linear(x_MI, sum_OI, bias_O)
@@ -129,8 +128,11 @@ def _summed(layer: Any) -> tuple[Tensor, Tensor | None]:
     base = getattr(layer, "base_layer", layer)
     if base is layer or layer.disable_adapters:
         return base.weight, base.bias
-    a_RI, b_RO, scale = _converted(layer, torch.float32)
-    return torch.addmm(base.weight, b_RO.t(), a_RI, alpha=scale), base.bias
+    return _sum(base.weight, *_adapter(layer)), base.bias
+
+
+def _sum(weight_OI: Tensor, a_RI: Tensor, b_OR: Tensor, scale: float) -> Tensor:
+    return torch.addmm(weight_OI, b_OR, a_RI, alpha=scale)
 
 
 def _side_by_side(layers: Sequence[Any]) -> Callable[[Tensor], list[Tensor]]:
@@ -146,19 +148,16 @@ def _side_by_side(layers: Sequence[Any]) -> Callable[[Tensor], list[Tensor]]:
 def _base(layer: Any) -> Callable[[Tensor], Tensor]:
     """What computes x W', without a module's call where it adds nothing."""
     base = layer.base_layer if isinstance(layer, LoraLayer) else layer
-    return partial(_linear, base.weight, base.bias) if type(base) is torch.nn.Linear else base
-
-
-def _linear(weight: Tensor, bias: Tensor | None, x_MI: Tensor) -> Tensor:
-    return narrow.linear(x_MI, weight, bias)
+    if type(base) is not torch.nn.Linear:
+        return base  # type: ignore[no-any-return]
+    return partial(narrow.linear, weight_OI=base.weight, bias_O=base.bias)
 
 
 def _wide(layer: Any, x_MI: Tensor) -> Tensor:
     base = getattr(layer, "base_layer", layer)
     adapter: tuple[Any, ...] = ()
     if base is not layer and not layer.disable_adapters:
-        (name,) = layer.active_adapters
-        adapter = (layer.lora_A[name].weight, layer.lora_B[name].weight, layer.scaling[name])
+        adapter = _adapter(layer)
     if type(base) is torch.nn.Linear:
         return wide.linear(x_MI, base.weight, base.bias, *adapter)
     result_MO: Tensor = base(x_MI)  # four bits
@@ -173,8 +172,14 @@ def _matrices(layer: Any, like: Tensor) -> tuple[Tensor, Tensor, float]:
 
 
 def _converted(layer: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor, float]:
+    a_RI, b_OR, scale = _adapter(layer)
+    return a_RI.to(dtype), b_OR.to(dtype).t(), scale
+
+
+def _adapter(layer: Any) -> tuple[Tensor, Tensor, float]:
+    """A, B and s of the active adapter, the one that there is."""
     (name,) = layer.active_adapters
-    return layer.lora_A[name].weight.to(dtype), layer.lora_B[name].weight.to(dtype).t(), layer.scaling[name]
+    return layer.lora_A[name].weight, layer.lora_B[name].weight, layer.scaling[name]
 
 
 def _plain_layers(model: PeftModel) -> Iterator[Any]:

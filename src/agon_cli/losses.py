@@ -27,22 +27,28 @@ def token_logprobs(
         return hidden_MH.new_zeros(0, dtype=torch.float32)
     probe = head(hidden_MH[:1].detach())
     vocabulary, trained = probe.shape[-1], probe.requires_grad
-    if trained and not hidden_MH.requires_grad:
-        hidden_MH = hidden_MH.detach().requires_grad_()  # the one thing to train may be an adapter on the head
+    if torch.is_grad_enabled() and not hidden_MH.requires_grad:
+        # The one thing to train may be an adapter on the head. One that takes no part at all has to get no gradient,
+        # which the update knows for what it is.
+        hidden_MH = hidden_MH.detach().requires_grad_()
     rows = max(1, logits_at_once // vocabulary)
     pieces = zip(hidden_MH.split(rows), targets_M.split(rows), strict=True)
     chunk = _ChunkOfTrainedHead if trained else _Chunk
     return torch.cat([chunk.apply(hidden, targets, head, temperature) for hidden, targets in pieces])
 
 
-def _slope(logits_CV: Tensor, targets_C: Tensor, normaliser_C: Tensor, weight_C: Tensor, temperature: float) -> Tensor:
-    """The gradient of sum_i weight_i logprob_i with respect to the logits: (onehot(target) - softmax) weight / T.
+def _scored(scaled_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the targets, and what normalises each row: its logsumexp."""
+    normaliser_C = scaled_CV.logsumexp(1)
+    return scaled_CV.gather(1, targets_C[:, None]).squeeze(1) - normaliser_C, normaliser_C
+
+
+def _slope(scaled_CV: Tensor, targets_C: Tensor, normaliser_C: Tensor) -> Tensor:
+    """softmax - onehot(target), written over the scaled logits: minus the gradient of each row's log-probability.
     Automatic differentiation would hold several tensors of that size."""
-    scale_C = weight_C / temperature
-    slope_CV = logits_CV.detach().float() / temperature
-    slope_CV.sub_(normaliser_C[:, None]).exp_().mul_(-scale_C[:, None])
-    slope_CV[torch.arange(len(targets_C), device=targets_C.device), targets_C] += scale_C
-    return slope_CV.to(logits_CV.dtype)
+    scaled_CV.sub_(normaliser_C[:, None]).exp_()
+    scaled_CV[torch.arange(len(targets_C), device=targets_C.device), targets_C] -= 1.0
+    return scaled_CV
 
 
 class _Chunk(torch.autograd.Function):
@@ -56,33 +62,30 @@ class _Chunk(torch.autograd.Function):
             logits_CV = head(hidden_CH)
         with torch.no_grad():
             scaled_CV = logits_CV.float() / temperature
-            normaliser_C = scaled_CV.logsumexp(1)
-            logprobs_C = scaled_CV.gather(1, targets_C[:, None]).squeeze(1) - normaliser_C
-            del scaled_CV
+            logprobs_C, normaliser_C = _scored(scaled_CV, targets_C)
             if hidden_CH.requires_grad:
-                slope_CV = _slope(logits_CV, targets_C, normaliser_C, torch.ones_like(normaliser_C), temperature)
-                (gradient_CH,) = torch.autograd.grad(logits_CV, hidden_CH, slope_CV)
-                ctx.save_for_backward(gradient_CH)
+                slope_CV = _slope(scaled_CV, targets_C, normaliser_C).to(logits_CV.dtype)
+                ctx.save_for_backward(*torch.autograd.grad(logits_CV, hidden_CH, slope_CV))
+                ctx.temperature = temperature
         return logprobs_C
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient_CH,) = ctx.saved_tensors
-        return (gradient_CH * grads[0][:, None]).to(gradient_CH.dtype), None, None, None
+        (falling_CH,) = ctx.saved_tensors
+        weight_C = -grads[0] / ctx.temperature
+        return (falling_CH * weight_C[:, None]).to(falling_CH.dtype), None, None, None
 
 
 class _ChunkOfTrainedHead(torch.autograd.Function):
-    """The same, for a head whose own gradient needs every position's weight."""
+    """The same, for a head whose own gradient needs every position's weight before it is taken."""
 
     @staticmethod
     def forward(ctx: Any, hidden_CH: Tensor, targets_C: Tensor, head: Head, temperature: float) -> Tensor:
         with torch.no_grad():
-            logits_CV = head(hidden_CH).float()
-            logits_CV /= temperature
-            normaliser_C = logits_CV.logsumexp(1)
+            logprobs_C, normaliser_C = _scored(head(hidden_CH).float() / temperature, targets_C)
         ctx.save_for_backward(hidden_CH, targets_C, normaliser_C)
         ctx.head, ctx.temperature = head, temperature
-        return logits_CV.gather(1, targets_C[:, None]).squeeze(1) - normaliser_C
+        return logprobs_C
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -90,8 +93,9 @@ class _ChunkOfTrainedHead(torch.autograd.Function):
         hidden_CH = hidden_CH.detach().requires_grad_()
         with torch.enable_grad():
             logits_CV = ctx.head(hidden_CH)
-        slope_CV = _slope(logits_CV, targets_C, normaliser_C, grads[0], ctx.temperature)
-        torch.autograd.backward(logits_CV, slope_CV)  # reaches an adapter on the head, too
+        slope_CV = _slope(logits_CV.detach().float() / ctx.temperature, targets_C, normaliser_C)
+        slope_CV.mul_((-grads[0] / ctx.temperature)[:, None])
+        torch.autograd.backward(logits_CV, slope_CV.to(logits_CV.dtype))  # reaches an adapter on the head, too
         return hidden_CH.grad, None, None, None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -63,9 +64,11 @@ def collect_as_usual() -> None:
 
 def keep_freed_blocks() -> None:
     """Have the C library use freed memory again instead of handing it back after every step and asking for it at the
-    next: each page it gets anew is zeroed by the kernel first. glibc's alone can be told so."""
+    next: each page it gets anew is zeroed by the kernel first. glibc's alone can be told so, and is not where the
+    environment tells it something else."""
     tell = getattr(ctypes.CDLL(None), "mallopt", None)
-    if tell is not None:
+    told = any(name.startswith("MALLOC_") for name in os.environ) or "malloc" in os.environ.get("GLIBC_TUNABLES", "")
+    if tell is not None and not told:
         tell(_M_MMAP_THRESHOLD, _OF_THE_HEAP)
         tell(_M_TRIM_THRESHOLD, _KEPT)
 

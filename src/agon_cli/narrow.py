@@ -28,7 +28,7 @@ def pays(x_MI: Tensor, weight_OI: Tensor) -> bool:
     )
 
 
-def linear(x_MI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+def linear(x_MI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """x W' + bias, M x O."""
     if not pays(x_MI, weight_OI):
         return functional.linear(x_MI, weight_OI, bias_O)

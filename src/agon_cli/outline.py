@@ -155,6 +155,11 @@ class Outline:
         return int(self.base.get_output_embeddings().weight.numel())
 
     @property
+    def adapts_head(self) -> bool:
+        """Whether an adapter sits on the head."""
+        return hasattr(self.base.get_output_embeddings(), "base_layer")
+
+    @property
     def attention_width(self) -> int:
         """Query heads x head width over all layers that attend to every token before them; 0 where that is unknown."""
         text = self.text

@@ -121,7 +121,6 @@ def _watch(crew: _Crew, done: int, emit: Emit) -> tuple[Run, launch.Worker] | No
     looked = 0.0
     while True:
         for run in crew.fill():
-            pace.starts(run)
             emit("began", name=run.name, called=run.called, step=pace.saved[run.name])
         for run, worker in [pair for pair in crew.working if pair[1].code is not None]:
             if worker.code == 0:
@@ -141,23 +140,18 @@ def _watch(crew: _Crew, done: int, emit: Emit) -> tuple[Run, launch.Worker] | No
 
 
 class _Pace:
-    """How far the crew is, and when it will be done if it goes on as it did since the first training began. Runs that
-    are evaluated alone are over in no time beside the others, and tell nothing of them."""
+    """How far the crew is, and when it will be done if it goes on as it did so far. Runs that are evaluated alone come
+    last and are over in no time beside the others."""
 
     def __init__(self, crew: _Crew) -> None:
         self._crew = crew
-        self._begun: float | None = None
+        self._begun = time.monotonic()
         self._steps = {run.name: run.steps for run in crew.waiting}
         self.saved = {run.name: saved(run.folder) for run in crew.waiting}
         """The step that each goes on from."""
         self._before = {run.name: _step(run) for run in crew.waiting}
         self._weight = {run.name: 1 + run.steps for run in crew.waiting}  # an evaluation at the end is one more
         self.count = len(crew.waiting)
-
-    def starts(self, run: Run) -> None:
-        """A run is being started."""
-        if self._begun is None and run.steps:
-            self._begun = time.monotonic()
 
     def look(self, done: int) -> dict[str, Any]:
         """Runs done, at work (each with its step) and waiting, and the seconds left, None while nothing tells."""
@@ -171,7 +165,7 @@ class _Pace:
         gone += sum(row["step"] - self._before[row["name"]] for row in at_work)
         left = sum(self._weight[run.name] - self._before[run.name] for run in self._crew.waiting)
         left += sum(self._weight[row["name"]] - row["step"] for row in at_work)
-        elapsed = 0.0 if self._begun is None else time.monotonic() - self._begun
+        elapsed = time.monotonic() - self._begun
         return {
             "done": done + self._crew.finished, "total": done + self.count, "working": at_work,
             "waiting": len(self._crew.waiting), "left": elapsed * left / gone if gone >= _TELLING else None,

@@ -1,7 +1,8 @@
 """One token further, for bases built like Llama: the same arithmetic as transformers' modules in half as many calls.
 
 A small model spends most of a decoding step on the way into its operations, not in them. Whatever is not known here
-goes through transformers' own forward pass; the canary compares what was sampled with it at every start.
+goes through transformers' forward pass, as the trainer does; the canary compares what was sampled with it at every
+start.
 """
 
 from __future__ import annotations
