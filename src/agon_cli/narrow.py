@@ -1,8 +1,7 @@
 """Products of few rows with a large matrix in float32 on CPUs, which is what one decoding step consists of.
 
-There the weights have to be read once, and reading them bounds the time; for up to 16 rows the library's kernels for
-`x W'` read them at half the speed, and a vocabulary's at a third, of the same product written `(W x')'`
-(docs/lab-log.md).
+There the weights have to be read once, and reading them bounds the time; the library's kernels for `x W'` read them at a
+third to four fifths of the speed of the same product written `(W x')'` (docs/lab-log.md).
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 ROWS = 16
-"""Most rows for which the other order is as fast on one thread, and faster on two."""
+"""Most rows for which the other order is about as fast for a layer, and still faster for a vocabulary."""
 WEIGHTS = 1 << 18
 """Fewest weights: smaller matrices stay in a core's cache, and keep the library's order of summing."""
 
