@@ -1,7 +1,7 @@
 """Products of few rows with a large matrix in float32 on CPUs, which is what one decoding step consists of.
 
-There the weights have to be read once, and reading them bounds the time; the library's kernels for `x W'` read them at a
-third to four fifths of the speed of the same product written `(W x')'` (docs/lab-log.md).
+There the weights have to be read once, and reading them bounds the time; the library's kernels for `x W'` read them at
+a third to four fifths of the speed of the same product written `(W x')'` (docs/lab-log.md).
 """
 
 from __future__ import annotations
