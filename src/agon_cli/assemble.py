@@ -68,7 +68,7 @@ def assemble(
     try:
         world = _assembled(recipe, verifier, ranks, scratch, tell, sharded)
         collect_as_usual()  # which the command line had put off
-        keep_freed_blocks()  # and what loading took is given back
+        keep_freed_blocks()  # from now on: what loading took was given back
         return world
     except BaseException:
         verifier.close()
