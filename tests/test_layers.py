@@ -20,8 +20,9 @@ PACKAGE = ROOT / "src" / "agon_cli"
 ROWS: dict[str, dict[str, set[str]]] = {
     "0": {"__init__": set(), "errors": set(), "types": set(), "families": set(), "prose": set()},
     "1": {"recipe": {"pydantic", "pydantic_core", "ruamel"}},
-    "2a": {"narrow": {"torch"}, "wide": {"torch"}},
-    "2b": {
+    "2a": {"wide": {"torch"}},
+    "2b": {"narrow": {"torch"}},
+    "2c": {
         "rewards": set(),
         "advantages": set(),
         "roles": set(),

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from agon_cli import narrow, wide
+from agon_cli import narrow
 from agon_cli.models import DTYPES
 from agon_cli.outline import Outline
 from agon_cli.recipe.engine import HF
@@ -161,8 +161,7 @@ def speed(base: Outline, step: Sizes) -> Speed:
 
     def rate(rows: int) -> float:
         x = torch.zeros(rows, hidden, dtype=dtype, device=device)
-        product = wide.linear if wide.pays(x) else narrow.linear
-        return 2 * rows * hidden * out / _seconds(lambda: product(x, weight_OI))
+        return 2 * rows * hidden * out / _seconds(lambda: narrow.linear(x, weight_OI))
 
     little = torch.zeros(1, device=device)
     many = min(4096, step.updated_rows * step.width)

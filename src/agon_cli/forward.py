@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from agon_cli import narrow, wide
+from agon_cli import narrow
 
 Row = tuple[tuple[int, ...], tuple[int, ...]]
 """Prompt ids and completion ids."""
@@ -22,12 +22,10 @@ WORTH_SHARING = 0.2
 def head(causal: Any, hidden_MH: Tensor) -> Tensor:
     """Vocabulary logits of hidden states, with the soft cap some families put on them."""
     output = causal.get_output_embeddings()
-    if type(output) is not torch.nn.Linear:
-        logits_MV: Tensor = output(hidden_MH)
-    elif wide.pays(hidden_MH):
-        logits_MV = wide.linear(hidden_MH, output.weight, output.bias)
-    else:
+    if type(output) is torch.nn.Linear:
         logits_MV = narrow.linear(hidden_MH, output.weight, output.bias)
+    else:
+        logits_MV = output(hidden_MH)
     cap = getattr(causal.config.get_text_config(), "final_logit_softcapping", None)
     return torch.tanh(logits_MV / cap) * cap if cap else logits_MV
 

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from agon_cli import wide
+
 ROWS = 16
 """Most rows for which the other order is about as fast for a layer, and still faster for a vocabulary."""
 WEIGHTS = 1 << 18
@@ -28,7 +30,9 @@ def pays(x_MI: Tensor, weight_OI: Tensor) -> bool:
 
 
 def linear(x_MI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """x W' + bias, M x O."""
+    """x W' + bias, M x O, in the way that is fastest for this type and these many rows on this device."""
+    if wide.pays(x_MI):
+        return wide.linear(x_MI, weight_OI, bias_O)
     if not pays(x_MI, weight_OI):
         return functional.linear(x_MI, weight_OI, bias_O)
     result_MO = torch.mm(weight_OI, x_MI.t()).t().contiguous()  # what follows reads rows
