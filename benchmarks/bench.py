@@ -77,7 +77,8 @@ def grpo(name: str, given: argparse.Namespace) -> Row:
     peer = [given.peer_python, given.peer_script or HERE / "peer_trl.py", *common]
     model = prepared(1)
     agon = _script("agon_grpo.py", *common, *dense, f"model.dtype={given.dtype}", *given.set)
-    known = [] if given.peer_script else [*dense, "--dtype", given.dtype]
+    rows = ["--rows", given.peer_rows] if given.peer_rows else []
+    known = [] if given.peer_script else [*dense, *rows, "--dtype", given.dtype]
     theirs = [str(word) for word in [*peer, "--model-dir", model, *known]]
     sides = {
         "agon": lambda: launch([*agon, "--model-dir", model], given.threads),
@@ -170,6 +171,7 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--peer-script", type=Path, help="another peer: --workload --steps --warmup --model-dir, one JSON line"
     )
+    parser.add_argument("--peer-rows", type=int, metavar="N", help="rows TRL puts through one backward pass (16, 8)")
     parser.add_argument(
         "--vocab-factor", type=int, default=2, metavar="N", help="W2: also agon with N times the vocabulary"
     )

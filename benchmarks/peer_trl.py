@@ -97,6 +97,7 @@ def measure(workload: str, work: Grpo, model: str, steps: int, warmup: int, dens
         "side": f"trl {__version__}",
         "dense": dense,
         "dtype": dtype,
+        "backward_rows": work.backward_rows,
         "loss": config.loss_type,
     }
     return about | laps.figures() | {"peak_rss_mib": peak_rss_mib()} | machine()
@@ -112,8 +113,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--dense", action="store_true", help="rewards from a hash: every row has an advantage")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--tokens", type=int, metavar="N", help="new tokens of a completion; default: the workload's")
+    parser.add_argument("--rows", type=int, metavar="N", help="of one backward pass; default: the workload's")
     given = parser.parse_args(words)
-    work = work_of(given.workload, given.tokens)
+    work = work_of(given.workload, given.tokens, given.rows)
     print_line(measure(given.workload, work, given.model_dir, given.steps, given.warmup, given.dense, given.dtype))
 
 

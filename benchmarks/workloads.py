@@ -35,9 +35,10 @@ class Grpo:
 GRPO = {"w1": Grpo(4, 8, 64, False, 16), "w2": Grpo(2, 4, 1024, True, 8)}
 
 
-def work_of(name: str, tokens: int | None) -> Grpo:
-    """A workload, with another number of new tokens where one is given."""
-    return GRPO[name] if tokens is None else replace(GRPO[name], new_tokens=tokens)
+def work_of(name: str, tokens: int | None, rows: int | None = None) -> Grpo:
+    """A workload, with another number of new tokens and of the peer's backward rows where they are given."""
+    work = GRPO[name]
+    return replace(work, new_tokens=tokens or work.new_tokens, backward_rows=rows or work.backward_rows)
 
 
 def questions() -> list[tuple[str, str]]:

@@ -1,5 +1,6 @@
 """The benchmarks' own sides, at a size that takes seconds: what they report, and that both sides do the same work."""
 
+import dataclasses
 import json
 import sys
 
@@ -143,6 +144,26 @@ def test_w2_also_sets_agons_peak_with_the_vocabulary_doubled_against_its_own(tmp
     ratios = {row["figure"]: row["ratio"] for row in result["table"]}
     assert ratios["peak_rss_mib"] == 0.25
     assert ratios["peak_rss_mib, vocabulary x2 : x1"] == 1.1
+
+
+def test_trl_may_put_fewer_rows_through_one_backward_pass(tmp_path, monkeypatch):
+    asked = []
+
+    def launch(command, threads):
+        asked.append(command)
+        return {"tokens_per_s": 1.0, "s_per_step": 1.0, "peak_rss_mib": 1000}
+
+    monkeypatch.setattr(bench, "launch", launch)
+    monkeypatch.setattr(bench, "prepared", lambda factor: "model")
+    words = ["--pairs", "1", "--vocab-factor", "1", "--out", str(tmp_path / "bench.json")]
+    bench.main(["w2", "--peer-rows", "4", *words])
+    bench.main(["w2", *words])
+    ours, theirs, _, plain = asked
+    assert theirs[theirs.index("--rows") + 1] == "4"
+    assert "--rows" not in ours + plain
+    few = workloads.work_of("w2", None, 4)
+    assert (few.backward_rows, few.new_tokens) == (4, 1024)
+    assert workloads.work_of("w2", 12) == dataclasses.replace(workloads.GRPO["w2"], new_tokens=12)
 
 
 def test_a_side_that_fails_is_told_with_its_own_words(tmp_path):

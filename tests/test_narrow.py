@@ -1,4 +1,4 @@
-"""Few rows times a large float32 matrix: the other order of the same product."""
+"""Few rows times a large float32 matrix: the same product in another order, or in parts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from agon_cli.policy import Policy
 from agon_cli.types import Prompt, Sampling
 from scripted import make_recipe, write_model
 
+SIZES = {601: 1, 1024: 4, 1100: 4}
+"""Outputs of a layer, and of how many parts its product consists: 601 is a prime number, 1100 is 4 x 275."""
 
-@pytest.mark.parametrize("rows", [0, 1, 3, narrow.ROWS, narrow.ROWS + 1])
+
+@pytest.mark.parametrize("rows", [0, 1, narrow.FEW, narrow.FEW + 1, narrow.ROWS, narrow.ROWS + 1])
+@pytest.mark.parametrize("outputs", SIZES)
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_product_is_that_of_float64(rows, bias):
+def test_a_product_is_that_of_float64(rows, outputs, bias):
     made = torch.Generator().manual_seed(rows)
-    x_MI, weight_OI = torch.randn(rows, 521, generator=made), torch.randn(601, 521, generator=made)
-    bias_O = torch.randn(601, generator=made) if bias else None
+    x_MI, weight_OI = torch.randn(rows, 521, generator=made), torch.randn(outputs, 521, generator=made)
+    bias_O = torch.randn(outputs, generator=made) if bias else None
     assert weight_OI.numel() >= narrow.WEIGHTS
     result_MO = narrow.linear(x_MI, weight_OI, bias_O)
     wanted_MO = functional.linear(x_MI.double(), weight_OI.double(), None if bias_O is None else bias_O.double())
@@ -27,11 +31,22 @@ def test_a_product_is_that_of_float64(rows, bias):
     torch.testing.assert_close(result_MO.double(), wanted_MO, rtol=0, atol=1e-4)
 
 
-def test_a_gradient_passes():
-    x_MI = torch.randn(2, 600, requires_grad=True)
-    weight_OI = torch.randn(600, 600)
+@pytest.mark.parametrize("outputs", [1, 255, 511, 512, 601, 1024, 1100, 1536, 2560, 32003, 49152, 151936])
+def test_parts_are_equal_and_as_many_as_their_size_allows(outputs):
+    count = narrow.parts(outputs)
+    assert outputs % count == 0
+    assert count == 1 or outputs // count >= narrow.OUTPUTS
+    more = range(count + 1, outputs // narrow.OUTPUTS + 1)
+    assert not any(outputs % larger == 0 for larger in more)
+    assert SIZES.get(outputs, count) == count
+
+
+@pytest.mark.parametrize("rows", [2, narrow.FEW + 1])
+def test_a_gradient_passes(rows):
+    x_MI = torch.randn(rows, 512, requires_grad=True)
+    weight_OI = torch.randn(1024, 512)
     narrow.linear(x_MI, weight_OI, None).sum().backward()
-    torch.testing.assert_close(x_MI.grad, weight_OI.sum(0).expand(2, -1), rtol=0, atol=1e-4)
+    torch.testing.assert_close(x_MI.grad, weight_OI.sum(0).expand(rows, -1), rtol=0, atol=1e-4)
 
 
 def test_small_many_other_and_elsewhere_are_left_alone():
@@ -45,9 +60,20 @@ def test_small_many_other_and_elsewhere_are_left_alone():
     assert not narrow.pays(x[None], large)
 
 
+@pytest.fixture
+def counted_anew():
+    narrow.parts.cache_clear()
+    yield
+    narrow.parts.cache_clear()
+
+
+@pytest.mark.parametrize("few", [0, 4])
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_sample_tells_the_log_probabilities_that_the_trainer_computes(tmp_path, monkeypatch, tied):
+def test_a_sample_tells_the_log_probabilities_that_the_trainer_computes(tmp_path, monkeypatch, counted_anew, tied, few):
     monkeypatch.setattr(narrow, "WEIGHTS", 1)
+    monkeypatch.setattr(narrow, "FEW", few)
+    monkeypatch.setattr(narrow, "OUTPUTS", 4)
+    narrow.parts.cache_clear()
     monkeypatch.setattr("agon_cli.lora.SMALL", 0)  # else the sum of all weights is formed, and no product is left
     asked, pays = [], narrow.pays
     monkeypatch.setattr(narrow, "pays", lambda x, weight: asked.append(pays(x, weight)) or asked[-1])
