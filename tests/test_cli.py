@@ -616,6 +616,7 @@ def test_eval_says_how_the_direction_was_chosen(trained, monkeypatch, capsys):
     assert code == 0
     assert "chosen on 4 dev problems" in out
     assert "sampling: temperature 1" in err
+    assert "the first 4 of a split are used" in err
 
 
 def test_eval_of_an_adapter_folder_uses_the_prompts_of_its_run(trained, monkeypatch, capsys):

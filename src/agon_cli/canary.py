@@ -70,7 +70,7 @@ class Canary:
         own_M = self._trainer(player, completions)
         gap = float((said_M - own_M).abs().mean())
         tolerance = TOLERANCE[_dtype(self.policy, player)]
-        hint = "the last checkpoint is untouched; engine.type=hf samples with the trained weights themselves"
+        hint = "the last checkpoint is untouched; a new run with engine.type=hf samples from what is trained"
         others = self._others(player, completions)
         told_apart, suspects = set(), []
         for name, other_M in others.items():

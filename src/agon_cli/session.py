@@ -212,9 +212,9 @@ def _flat(hashes: Row, prefix: str = "") -> dict[str, str]:
     return found
 
 
-def _tell_problems(world: World, emit: Emit) -> None:
-    """How many problems there are, and what became of the rows that are not among them."""
-    emit("data", problems=world.splits.sizes(), rows=world.splits.counts)
+def _tell_problems(world: World, emit: Emit, limit: int | None = None) -> None:
+    """How many problems there are, of how many the first are used, and what became of the rows not among them."""
+    emit("data", problems=world.splits.sizes(), rows=world.splits.counts, limit=limit)
     for text in world.splits.unpinned():
         emit("warning", text=text)
     for name, count in world.dropped.items():
@@ -352,7 +352,7 @@ def evaluate(who: Entrant, mode: str | None, split: str, limit: int | None, samp
         for name, found in who.seats.items():
             take_seat(world.policy, name, found)
             world.arena.engine.publish(name)
-        _tell_problems(world, emit)
+        _tell_problems(world, emit, limit)
         rows: list[Row] = []
         spent: list[Row] = []
         for part in ["dev", "test"] if split == "test" and mode == "cascade" and len(who.recipe.cast) > 1 else [split]:

@@ -119,9 +119,10 @@ class Lines(Observer):
         where = "with a GPU each" if device == "cuda" else "all on the CPU, for there is no GPU"
         self.say(f"{size} processes share every step's problems, {where}")
 
-    def on_data(self, problems: dict[str, int], rows: dict[str, int]) -> None:
-        """Say how many problems there are, and which rows were left out and why."""
-        self.say(problems_line(problems) + "".join(f"; {label}: {count}" for label, count in rows.items()))
+    def on_data(self, problems: dict[str, int], rows: dict[str, int], limit: int | None) -> None:
+        """Say how many problems there are, how many of a split are used, and which rows were left out and why."""
+        used = "" if limit is None else f", the first {limit} of a split are used"
+        self.say(problems_line(problems) + used + "".join(f"; {label}: {count}" for label, count in rows.items()))
 
     def on_history(self, rows: list[Row]) -> None:
         """Take the first interval of a run that goes on."""
