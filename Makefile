@@ -50,7 +50,7 @@ smollm2: $(VENV)/.installed-smollm2 ## 20 steps of a real pretrained model on CP
 bench: $(VENV)/.installed-bench ## speed against TRL and transformers, about 15 idle minutes
 	$(BIN)/python benchmarks/bench.py $(BENCH_ARGS)
 
-bench-full: $(VENV)/.installed-bench ## the same with long completions: an hour, 16 GB of memory
+bench-full: $(VENV)/.installed-bench ## the same with long completions: an hour or more, memory as docs/benchmarks.md says
 	$(BIN)/python benchmarks/bench.py w1 w2 w3 w4 $(BENCH_ARGS)
 
 bench-parity: $(VENV)/.installed-bench ## compare the GRPO loss with TRL's (Python 3.11 or newer)

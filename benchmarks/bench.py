@@ -182,6 +182,8 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("build", "bench.json"), help="the JSON file")
     given = parser.parse_intermixed_args(words)
     given.workloads = given.workloads or ["w1", "w3", "w4"]
+    if given.peer_script and given.peer_rows:
+        parser.error("--peer-rows is for TRL: a --peer-script is given only what both sides share")
     if unknown := set(given.workloads) - set(NAMES):
         parser.error(f"no workload is called {', '.join(sorted(unknown))}: there are {', '.join(NAMES)}")
     return given

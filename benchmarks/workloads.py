@@ -38,7 +38,10 @@ GRPO = {"w1": Grpo(4, 8, 64, False, 16), "w2": Grpo(2, 4, 1024, True, 8)}
 def work_of(name: str, tokens: int | None, rows: int | None = None) -> Grpo:
     """A workload, with another number of new tokens and of the peer's backward rows where they are given."""
     work = GRPO[name]
-    return replace(work, new_tokens=tokens or work.new_tokens, backward_rows=rows or work.backward_rows)
+    work = replace(work, new_tokens=tokens or work.new_tokens, backward_rows=rows or work.backward_rows)
+    if work.prompts * work.completions % work.backward_rows:
+        raise SystemExit(f"{work.prompts * work.completions} rows do not divide into passes of {work.backward_rows}")
+    return work
 
 
 def questions() -> list[tuple[str, str]]:

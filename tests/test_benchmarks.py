@@ -163,6 +163,11 @@ def test_trl_may_put_fewer_rows_through_one_backward_pass(tmp_path, monkeypatch)
     assert "--rows" not in ours + plain
     few = workloads.work_of("w2", None, 4)
     assert (few.backward_rows, few.new_tokens) == (4, 1024)
+    for rows in (3, 16):
+        with pytest.raises(SystemExit, match=f"8 rows do not divide into passes of {rows}"):
+            workloads.work_of("w2", None, rows)
+    with pytest.raises(SystemExit):
+        bench.parsed(["w2", "--peer-rows", "4", "--peer-script", "peer.py"])
     assert workloads.work_of("w2", 12) == dataclasses.replace(workloads.GRPO["w2"], new_tokens=12)
 
 
