@@ -73,7 +73,6 @@ def test_a_sample_tells_the_log_probabilities_that_the_trainer_computes(tmp_path
     monkeypatch.setattr(narrow, "WEIGHTS", 1)
     monkeypatch.setattr(narrow, "FEW", few)
     monkeypatch.setattr(narrow, "OUTPUTS", 4)
-    narrow.parts.cache_clear()
     monkeypatch.setattr("agon_cli.lora.SMALL", 0)  # else the sum of all weights is formed, and no product is left
     asked, pays = [], narrow.pays
     monkeypatch.setattr(narrow, "pays", lambda x, weight: asked.append(pays(x, weight)) or asked[-1])
