@@ -21,7 +21,7 @@ ROWS: dict[str, dict[str, set[str]]] = {
     "0": {"__init__": set(), "errors": set(), "types": set(), "families": set(), "prose": set()},
     "1": {"recipe": {"pydantic", "pydantic_core", "ruamel"}},
     "2a": {"wide": {"torch"}},
-    "2b": {"narrow": {"torch"}},
+    "2b": {"narrow": {"torch"}, "packing": {"torch"}},
     "2c": {
         "rewards": set(),
         "advantages": set(),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from agon_cli import narrow
+from agon_cli import narrow, packing
 from agon_cli.engines.hf import HFEngine
 from agon_cli.policy import Policy
 from agon_cli.types import Prompt, Sampling
@@ -70,6 +70,7 @@ def counted_anew():
 @pytest.mark.parametrize("few", [0, 4])
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_sample_tells_the_log_probabilities_that_the_trainer_computes(tmp_path, monkeypatch, counted_anew, tied, few):
+    monkeypatch.setattr(packing, "_AVAILABLE", False)  # else weights are copied, and no product is of few rows
     monkeypatch.setattr(narrow, "WEIGHTS", 1)
     monkeypatch.setattr(narrow, "FEW", few)
     monkeypatch.setattr(narrow, "OUTPUTS", 4)

@@ -11,11 +11,13 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from agon_cli import narrow
+from agon_cli import narrow, packing
 from agon_cli.models import DTYPES
 from agon_cli.outline import Outline
 from agon_cli.recipe.engine import HF
@@ -159,13 +161,16 @@ def speed(base: Outline, step: Sizes) -> Speed:
     dtype = DTYPES[base.model.dtype]
     weight_OI = torch.zeros(out, hidden, dtype=dtype, device=device)
 
-    def rate(rows: int) -> float:
+    def rate(rows: int, product: Callable[[Tensor], Tensor]) -> float:
         x = torch.zeros(rows, hidden, dtype=dtype, device=device)
-        return 2 * rows * hidden * out / _seconds(lambda: narrow.linear(x, weight_OI))
+        return 2 * rows * hidden * out / _seconds(lambda: product(x))
+
+    plain = partial(narrow.linear, weight_OI=weight_OI)
+    decoding = packing.product(weight_OI.float()) if base.copied else plain
 
     little = torch.zeros(1, device=device)
     many = min(4096, step.updated_rows * step.width)
-    return Speed(rate(many), rate(step.sampled_rows), _seconds(lambda: little + 1))
+    return Speed(rate(many, plain), rate(step.sampled_rows, decoding), _seconds(lambda: little + 1))
 
 
 def _seconds(work: Callable[[], Any], limit: float = 0.3) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,10 +19,13 @@ WORTH_SHARING = 0.2
 """Share of a batch's tokens that are repeated prompts from which a pass of their own for the prompts pays."""
 
 
-def head(causal: Any, hidden_MH: Tensor) -> Tensor:
-    """Vocabulary logits of hidden states, with the soft cap some families put on them."""
+def head(causal: Any, hidden_MH: Tensor, product: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """Vocabulary logits of hidden states, with the soft cap some families put on them. `product` computes what the
+    output layer does, if in another way."""
     output = causal.get_output_embeddings()
-    if type(output) is torch.nn.Linear:
+    if product is not None:
+        logits_MV = product(hidden_MH)
+    elif type(output) is torch.nn.Linear:
         logits_MV = narrow.linear(hidden_MH, output.weight, output.bias)
     else:
         logits_MV = output(hidden_MH)

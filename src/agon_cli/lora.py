@@ -14,7 +14,7 @@ from peft.tuners.lora.layer import Linear, LoraLayer
 from torch import Tensor
 from torch.nn import functional
 
-from agon_cli import narrow, wide
+from agon_cli import narrow, packing, wide
 
 SMALL = 1 << 15
 """Weights of a float32 layer up to which W + s B A is formed: one product with it takes less time than three, and as
@@ -85,10 +85,14 @@ class _OneProduct(torch.autograd.Function):
         return grad_MI, None, None, grad_a_RI, grad_b_OR, None
 
 
-def joint(layers: Sequence[Any], like: Tensor) -> Callable[[Tensor], list[Tensor]]:
+def joint(layers: Sequence[Any], like: Tensor, packed: bool = False) -> Callable[[Tensor], list[Tensor]]:
     """A function that computes what several linear layers, LoRA or plain, make of one input (M x I) of the type of
     `like`, with one product for all their A matrices. For sampling only: it holds the active adapter's values of now.
+
+    `packed` has it copy weights where it can: in that copy W + s B A is formed, and all layers are one product.
     """
+    if packed and can_pack(layers):
+        return _packed(layers)
     if wide.pays(like):
         return lambda x_MI: [_wide(layer, x_MI) for layer in layers]
     if all(map(_is_small, layers)):
@@ -117,10 +121,25 @@ def joint(layers: Sequence[Any], like: Tensor) -> Callable[[Tensor], list[Tensor
     return compute
 
 
+def can_pack(layers: Sequence[Any]) -> bool:
+    """Whether `joint` can copy these layers' weights and gains from it: small ones are formed in any case."""
+    return all(map(_is_plain, layers)) and not all(map(_is_small, layers))
+
+
+def weights(layers: Sequence[Any]) -> int:
+    """How many weights these layers have, adapters aside."""
+    return sum(getattr(layer, "base_layer", layer).weight.numel() for layer in layers)
+
+
+def _is_plain(layer: Any) -> bool:
+    """Whether a layer's base, LoRA or not, keeps its weights as they are used."""
+    return type(getattr(layer, "base_layer", layer)) is torch.nn.Linear
+
+
 def _is_small(layer: Any) -> bool:
     """Whether a layer, LoRA or plain, is one whose sum of weights is formed."""
     base = getattr(layer, "base_layer", layer)
-    return type(base) is torch.nn.Linear and base.weight.dtype is torch.float32 and base.weight.numel() <= SMALL
+    return _is_plain(layer) and base.weight.dtype is torch.float32 and base.weight.numel() <= SMALL
 
 
 def _summed(layer: Any) -> tuple[Tensor, Tensor | None]:
@@ -132,7 +151,7 @@ def _summed(layer: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def _sum(weight_OI: Tensor, a_RI: Tensor, b_OR: Tensor, scale: float) -> Tensor:
-    return torch.addmm(weight_OI, b_OR, a_RI, alpha=scale)
+    return torch.addmm(weight_OI.float(), b_OR, a_RI, alpha=scale)
 
 
 def _side_by_side(layers: Sequence[Any]) -> Callable[[Tensor], list[Tensor]]:
@@ -143,6 +162,21 @@ def _side_by_side(layers: Sequence[Any]) -> Callable[[Tensor], list[Tensor]]:
     weight_OI, bias = torch.cat([weight for weight, _ in sums]), sums[0][1]
     widths = [len(weight) for weight, _ in sums]
     return lambda x_MI: list(functional.linear(x_MI, weight_OI, bias).split(widths, -1))
+
+
+def _packed(layers: Sequence[Any]) -> Callable[[Tensor], list[Tensor]]:
+    """All layers in one product of float32, rounded once to the type of its input."""
+    sums = [_summed(layer) for layer in layers]
+    weights = [weight_OI.float() for weight_OI, _ in sums]
+    compute = packing.product(torch.cat(weights) if len(weights) > 1 else weights[0])
+    widths, biases = list(map(len, weights)), [bias_O for _, bias_O in sums]
+
+    def split(x_MI: Tensor) -> list[Tensor]:
+        parts = compute(x_MI).split(widths, -1)
+        biased = (part if bias is None else part + bias for part, bias in zip(parts, biases, strict=True))
+        return [part.to(x_MI.dtype) for part in biased]
+
+    return split
 
 
 def _base(layer: Any) -> Callable[[Tensor], Tensor]:

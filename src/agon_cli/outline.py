@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, masking_utils
 
 from agon_cli import lora, models, norms, wide
 from agon_cli.attention import PACKED
+from agon_cli.engines import lean
 from agon_cli.engines.sampling import draw
 from agon_cli.errors import UsageError
 from agon_cli.forward import cache_name, head
@@ -142,6 +143,11 @@ class Outline:
         """Weights of the largest 4-bit layer, which is unpacked whenever it is used; 0 where there is none."""
         packed = self._packed()
         return max((p.numel() for _, p in self._weights() if id(p) in packed), default=0)
+
+    @property
+    def copied(self) -> int:
+        """Bytes of the weights that sampling with transformers copies while it lasts."""
+        return 0 if self.on_gpu else 4 * lean.copied(self.base)
 
     @property
     def linear(self) -> int:

@@ -140,6 +140,7 @@ class Planner:
         passing = max(reading.peak - cache, base.drawing(step.drawn_rows).peak)
         return {
             "key/value cache": cache,
+            "copy of weights": base.copied,
             "sampling: prompts and logits": passing + base.adapter * DTYPES[base.model.dtype].itemsize,
             "unpacked 4-bit layer": base.largest_packed * DTYPES[base.model.dtype].itemsize,
         }

@@ -10,7 +10,7 @@ from torch import Tensor
 from agon_cli import lora
 from agon_cli.batching import by_token_budget
 from agon_cli.engines.cache import make_room
-from agon_cli.engines.lean import ShortCut, fits
+from agon_cli.engines.lean import ShortCut, knows
 from agon_cli.engines.sampling import draw, uniforms
 from agon_cli.errors import GuardError
 from agon_cli.forward import cache_name, head, left_padded
@@ -56,11 +56,15 @@ class HFEngine:
                 order = sorted(left[index] for index in batch)
                 asked = {ids: place for place, ids in enumerate(dict.fromkeys(rows[index][0] for index in order))}
                 owners = [asked[rows[index][0]] for index in order]
-                completions = _generate(seat, list(asked), owners, [rows[index][1] for index in order], sampling)
+                completions = _generate(
+                    seat, short_cut, list(asked), owners, [rows[index][1] for index in order], sampling
+                )
                 found.update(zip(order, completions, strict=True))
 
         widest = max((len(ids) for ids, _ in rows), default=0) + sampling.max_tokens
         with self.policy.acting(player) as seat, lora.held(seat.model):
+            causal = seat.model.get_base_model()
+            short_cut = ShortCut(causal) if knows(causal.get_decoder()) else None
             shrinking(sample_the_rest, self.batch_tokens, self._lower, floor=widest)
         ordered = iter(found[index] for index in range(len(rows)))
         return [[next(ordered) for _ in seeds[p]] for p in range(len(prompts))]
@@ -71,7 +75,12 @@ class HFEngine:
 
 
 def _generate(
-    seat: Seat, prompts: list[tuple[int, ...]], owners: list[int], seeds: list[int], sampling: Sampling
+    seat: Seat,
+    short_cut: ShortCut | None,
+    prompts: list[tuple[int, ...]],
+    owners: list[int],
+    seeds: list[int],
+    sampling: Sampling,
 ) -> list[Completion]:
     """One completion per row b: of prompt `owners[b]`, drawn with seed `seeds[b]`."""
     causal, device = seat.model.get_base_model(), seat.device
@@ -89,7 +98,7 @@ def _generate(
     mask_BT[:, : mask_PT.shape[1]] = mask_PT[owner]
     place_B = places_PT[owner, -1]
     padded = not bool(mask_PT.all())
-    short_cut = ShortCut(decoder, cache, mask_BT.shape[1]) if fits(decoder, cache) else None
+    next_logits = short_cut.on(cache, mask_BT.shape[1]) if short_cut is not None else None
 
     total = len(owner)
     tokens_BT = torch.zeros(total, sampling.max_tokens, dtype=torch.long, device=device)
@@ -117,12 +126,12 @@ def _generate(
             break
         place_B = place_B + 1
         mask = mask_BT[:, : mask_PT.shape[1] + step + 1] if padded else None
-        if short_cut is not None:
-            states_BH = short_cut.next_states(token_B, place_B, mask)
+        if next_logits is not None:
+            logits_BV = next_logits(token_B, place_B, mask)
         else:
             new = {"input_ids": token_B[:, None], "position_ids": place_B[:, None], name: cache}
             states_BH = decoder(**new, attention_mask=mask, use_cache=True).last_hidden_state[:, -1]
-        logits_BV = head(causal, states_BH)
+            logits_BV = head(causal, states_BH)
     return _completions(seat, tokens_BT, logprobs_BT, length_B, stopped_B, sampling.temperature)
 
 

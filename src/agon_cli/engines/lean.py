@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from agon_cli import lora
+from agon_cli import lora, packing
 from agon_cli.attention import one_token
 from agon_cli.engines.cache import RoomyLayer
+from agon_cli.forward import head
 
 Norm = Callable[[Tensor], Tensor]
 Linears = Callable[[Tensor], list[Tensor]]
@@ -27,14 +29,11 @@ FIXED_ROTATIONS = {"default", "linear", "llama3", "yarn"}
 """Kinds of rotary embedding that do not change with the length of a sequence."""
 
 
-def fits(decoder: Any, cache: Any) -> bool:
-    """Whether `ShortCut` computes what this decoder would."""
-    return (
-        all(type(layer).__name__ in KNOWN for layer in decoder.layers)
-        and len(decoder.layers) == len(cache.layers)
-        and all(type(layer) is RoomyLayer for layer in cache.layers)
-        and decoder.rotary_emb.rope_type in FIXED_ROTATIONS
-    )
+def knows(decoder: Any) -> bool:
+    """Whether a `ShortCut` computes what this decoder would."""
+    return {
+        type(layer).__name__ for layer in getattr(decoder, "layers", [None])
+    } <= KNOWN and decoder.rotary_emb.rope_type in FIXED_ROTATIONS
 
 
 @dataclass(frozen=True)
@@ -54,44 +53,75 @@ class _Layer:
     out_of_mlp: Linears
 
     @classmethod
-    def of(cls, layer: Any, like: Tensor) -> _Layer:
+    def of(cls, layer: Any, like: Tensor, packed: bool) -> _Layer:
         heads, mlp = layer.self_attn, layer.mlp
+        into_heads, out_of_heads, into_mlp, out_of_mlp = (
+            lora.joint(linears, like, packed) for linears in _linears(layer)
+        )
         return cls(
             before_heads=_norm(layer.input_layernorm),
-            into_heads=lora.joint([heads.q_proj, heads.k_proj, heads.v_proj], like),
+            into_heads=into_heads,
             norm_query=_norm(heads.q_norm) if hasattr(heads, "q_norm") else None,
             norm_key=_norm(heads.k_norm) if hasattr(heads, "k_norm") else None,
             head_dim=heads.head_dim,
             scale=heads.scaling,
-            out_of_heads=lora.joint([heads.o_proj], like),
+            out_of_heads=out_of_heads,
             before_mlp=_norm(layer.post_attention_layernorm),
-            into_mlp=lora.joint([mlp.gate_proj, mlp.up_proj], like),
+            into_mlp=into_mlp,
             activate=mlp.act_fn,
-            out_of_mlp=lora.joint([mlp.down_proj], like),
+            out_of_mlp=out_of_mlp,
         )
+
+
+def _linears(layer: Any) -> list[list[Any]]:
+    """A layer's linear modules, those together that read the same."""
+    heads, mlp = layer.self_attn, layer.mlp
+    return [[heads.q_proj, heads.k_proj, heads.v_proj], [heads.o_proj], [mlp.gate_proj, mlp.up_proj], [mlp.down_proj]]
+
+
+def copied(causal: Any) -> int:
+    """Weights that a `ShortCut` of this model copies to float32; 0 where it is no `ShortCut` that samples."""
+    decoder = causal.get_decoder()
+    if not knows(decoder):
+        return 0
+    together = [*(linears for layer in decoder.layers for linears in _linears(layer)), [causal.get_output_embeddings()]]
+    count = sum(lora.weights(linears) for linears in together if lora.can_pack(linears))
+    return count if packing.pays(count, decoder.embed_tokens.weight) else 0
 
 
 class ShortCut:
     """Reads one more token a row, again and again, for a player whose adapter stays as it is meanwhile."""
 
-    def __init__(self, decoder: Any, cache: Any, most: int) -> None:
-        """`most` tokens a row in the end."""
-        weight = decoder.embed_tokens.weight
-        self._embed, self._norm, self._cache = decoder.embed_tokens, _norm(decoder.norm), cache
-        self._layers = [_Layer.of(layer, weight) for layer in decoder.layers]
-        cos_1TD, sin_1TD = decoder.rotary_emb(weight, torch.arange(most, device=weight.device)[None])
-        self._half = cos_1TD.shape[-1] // 2
-        sin_1TD[..., : self._half].neg_()  # the half that rotation turns over
-        self._turns_2TD = torch.cat([cos_1TD, sin_1TD])
+    def __init__(self, causal: Any) -> None:
+        decoder = causal.get_decoder()
+        packed = copied(causal) > 0
+        self._causal, self._rotary = causal, decoder.rotary_emb
+        self._embed, self._norm = decoder.embed_tokens, _norm(decoder.norm)
+        self._layers = [_Layer.of(layer, decoder.embed_tokens.weight, packed) for layer in decoder.layers]
+        self._head = lora.joint([causal.get_output_embeddings()], decoder.embed_tokens.weight, packed)
 
-    def next_states(self, token_B: Tensor, place_B: Tensor, mask_BT: Tensor | None) -> Tensor:
-        """B x H: the state after one more token a row, at its position; keys and values go into the cache. `mask_BT` is
-        1 where a row may look, the new token included; None where it may look everywhere."""
+    def on(self, cache: Any, most: int) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
+        """The way on from this cache, to `most` tokens a row in the end; None where it is of a kind not known here.
+
+        It takes one more token a row, at its position, and returns their logits (B x V); keys and values go into the
+        cache. The mask is 1 where a row may look, the new token included; None where it may look everywhere.
+        """
+        if len(cache.layers) != len(self._layers) or any(type(layer) is not RoomyLayer for layer in cache.layers):
+            return None
+        weight = self._embed.weight
+        cos_1TD, sin_1TD = self._rotary(weight, torch.arange(most, device=weight.device)[None])
+        sin_1TD[..., : cos_1TD.shape[-1] // 2].neg_()  # the half that rotation turns over
+        turns_2TD = torch.cat([cos_1TD, sin_1TD])
+        return partial(self._next_logits, cache, turns_2TD)
+
+    def _next_logits(
+        self, cache: Any, turns_2TD: Tensor, token_B: Tensor, place_B: Tensor, mask_BT: Tensor | None
+    ) -> Tensor:
         x_BH = self._embed(token_B)
-        rows, half = len(token_B), self._half
-        cos_B1D, sin_B1D = self._turns_2TD[:, place_B, None].unbind()
+        rows, half = len(token_B), turns_2TD.shape[-1] // 2
+        cos_B1D, sin_B1D = turns_2TD[:, place_B, None].unbind()
         mask = None if mask_BT is None else mask_BT[:, None, None].bool()
-        for layer, kept in zip(self._layers, self._cache.layers, strict=True):
+        for layer, kept in zip(self._layers, cache.layers, strict=True):
             query_BI, key_BI, value_BI = layer.into_heads(layer.before_heads(x_BH))
             query_BHD = query_BI.view(rows, -1, layer.head_dim)
             key_BKD = key_BI.view(rows, -1, layer.head_dim)
@@ -105,7 +135,7 @@ class ShortCut:
             x_BH = layer.out_of_heads(out_BHD.reshape(rows, -1))[0].add_(x_BH)
             gate_BI, up_BI = layer.into_mlp(layer.before_mlp(x_BH))
             x_BH = layer.out_of_mlp(layer.activate(gate_BI).mul_(up_BI))[0].add_(x_BH)
-        return self._norm(x_BH)
+        return head(self._causal, self._norm(x_BH), lambda state_BH: self._head(state_BH)[0])
 
 
 def _norm(norm: Any) -> Norm:
