@@ -10,7 +10,8 @@ from agon_cli.recipe.section import Section
 
 
 class HF(Section):
-    """The training model itself, through transformers: one copy of the weights, nothing to install or start."""
+    """The training model itself, through transformers: nothing to install or start, and no second copy of the weights,
+    but that of a small model on a CPU while it samples."""
 
     type: Literal["hf"]
     batch_tokens: int = Field(65536, ge=1)
