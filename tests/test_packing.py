@@ -10,6 +10,7 @@ from torch.nn import functional
 from agon_cli import narrow, packing, wide
 from agon_cli.engines import lean
 from agon_cli.engines.hf import HFEngine
+from agon_cli.outline import Outline
 from agon_cli.policy import Policy
 from agon_cli.types import Prompt, Sampling
 from scripted import make_recipe, write_model
@@ -84,9 +85,12 @@ def test_a_sample_tells_the_log_probabilities_that_the_trainer_computes(
         with_biases(policy)
     prompt = Prompt("", (7, 8, 9), "")
     before = policy.base_hash("B")
-    (row,) = HFEngine(policy, 16).sample([prompt], "B", Sampling(1.0, 1.0, 0, 12, 12), [[1, 2, 3]])
+    (row,) = HFEngine(policy, 20).sample([prompt], "B", Sampling(1.0, 1.0, 0, 16, 16), [[1, 2, 3]])
     assert len(made) == 2 * 4 + 1, "four products a layer and the head, once for the three batches of this sample"
-    assert sum(rows * columns for rows, columns in made) == lean.copied(policy.seats["B"].model.get_base_model())
+    causal = policy.seats["B"].model.get_base_model()
+    held = [rows * columns for rows, columns in made]
+    assert made[0] == causal.get_input_embeddings().weight.shape, "the head, before the others fill the memory"
+    assert lean.copied(causal) == max(sum(held), 2 * held[0])
     assert policy.base_hash("B") == before
     with torch.no_grad():
         trainer = policy.logprobs("B", [(prompt.ids, completion.ids) for completion in row], 1.0)
@@ -97,19 +101,70 @@ def test_a_sample_tells_the_log_probabilities_that_the_trainer_computes(
 
 
 @needs_library
-def test_small_layers_quantized_ones_and_unknown_models_are_not_copied(tmp_path, monkeypatch):
+def test_small_layers_and_unknown_models_are_not_copied(tmp_path, monkeypatch):
     causal = make_policy(tmp_path).seats["A"].model.get_base_model()
     assert lean.copied(causal) == 0, "every layer is small"
     monkeypatch.setattr("agon_cli.lora.SMALL", 0)
     assert lean.copied(causal) > 0
+    monkeypatch.setattr(
+        causal.get_decoder().config, "layer_types", ["full_attention", "sliding_attention"], raising=False
+    )
+    assert lean.copied(causal) == 0, "no short cut reads a window, so no copy is of use"
+    monkeypatch.undo()
+    monkeypatch.setattr("agon_cli.lora.SMALL", 0)
     monkeypatch.setattr(lean, "KNOWN", set())
     assert lean.copied(causal) == 0
 
 
 @needs_library
+def test_of_a_base_of_four_bits_nothing_is_copied_and_nothing_is_planned(tmp_path, monkeypatch, no_layer_is_small):
+    pytest.importorskip("bitsandbytes")
+    monkeypatch.setattr(wide, "_HAS_BFLOAT16", False)
+    folder = write_model(tmp_path / "model")
+    recipe = make_recipe(folder, model={"dtype": "bfloat16", "quantization": "nf4"})
+    assert lean.copied(Policy(recipe).seats["A"].model.get_base_model()) == 0
+    assert Outline(recipe.model, recipe.lora).copied == 0
+
+
+@needs_library
+@pytest.mark.parametrize("tokens", [packing.TOKENS - 1, packing.TOKENS])
+def test_short_completions_are_not_worth_a_copy(tmp_path, monkeypatch, no_layer_is_small, tokens):
+    made, product = [], packing.product
+    monkeypatch.setattr(packing, "product", lambda weight: made.append(1) or product(weight))
+    engine = HFEngine(make_policy(tmp_path), 4096)
+    engine.sample([Prompt("", (7, 8, 9), "")], "B", Sampling(1.0, 1.0, 0, tokens), [[1]])
+    engine.sample([], "B", Sampling(1.0, 1.0, 0, tokens), [])
+    assert len(made) == (9 if tokens == packing.TOKENS else 0)
+
+
+@needs_library
+def test_where_memory_does_not_suffice_for_a_copy_a_sample_does_without(tmp_path, monkeypatch, no_layer_is_small):
+    made, product, told = [], packing.product, []
+
+    def third_time_unlucky(weight):
+        made.append(1)
+        if len(made) == 3:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
+        return product(weight)
+
+    policy, prompt, sampling = make_policy(tmp_path), Prompt("", (7, 8, 9), ""), Sampling(1.0, 1.0, 0, 16, 16)
+    ((wanted,),) = HFEngine(policy, 4096).sample([prompt], "B", sampling, [[1]])
+    monkeypatch.setattr(packing, "product", third_time_unlucky)
+    engine = HFEngine(policy, 4096, told.append)
+    for _ in range(2):
+        ((completion,),) = engine.sample([prompt], "B", sampling, [[1]])
+        assert completion.ids == wanted.ids
+    assert len(made) == 3, "it is not tried again"
+    assert [line.partition(":")[0] for line in told] == ["out of memory for a copy of the weights"]
+    monkeypatch.setattr(packing, "product", lambda weight: weight.no_such_thing)
+    with pytest.raises(AttributeError):
+        HFEngine(policy, 4096).sample([prompt], "B", sampling, [[1]])
+
+
+@needs_library
 def test_a_sample_reads_the_adapter_of_its_time_and_of_its_player(tmp_path, no_layer_is_small):
     policy = make_policy(tmp_path)
-    engine, prompt, sampling = HFEngine(policy, 4096), Prompt("", (7, 8, 9), ""), Sampling(1.0, 1.0, 0, 8, 8)
+    engine, prompt, sampling = HFEngine(policy, 4096), Prompt("", (7, 8, 9), ""), Sampling(1.0, 1.0, 0, 16, 16)
 
     def told(player: str) -> float:
         ((completion,),) = engine.sample([prompt], player, sampling, [[5]])

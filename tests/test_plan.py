@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from agon_cli import cli, wide
+from agon_cli import cli, packing, wide
 from agon_cli.costs import _seconds, busy, disk, sizes, tokens, work
+from agon_cli.engines.lean import ShortCut
 from agon_cli.errors import Exit, UnreachableError, UsageError
 from agon_cli.outline import Living, Outline
 from agon_cli.plan import GIB, Planner, changed, estimate, fitting
@@ -121,6 +122,22 @@ def test_a_sliding_window_bounds_the_cache(tmp_path):
     short, long = (outline.prefill(1, tokens)[1] for tokens in (1000, 2000))
     assert long - short == 1000 * a_token  # of the one full layer
     assert long == pytest.approx(2000 * a_token + 3 * 64 * a_token, rel=0.01)
+
+
+@pytest.mark.skipif(not packing._AVAILABLE, reason="a torch without oneDNN")
+def test_the_copy_that_sampling_makes_is_as_large_as_a_real_one(folder, monkeypatch):
+    monkeypatch.setattr("agon_cli.lora.SMALL", 0)
+    recipe = make_recipe(folder)
+    made, product = [], packing.product
+    monkeypatch.setattr(packing, "product", lambda weight: made.append(weight.nbytes) or product(weight))
+    ShortCut(Policy(recipe).seats["A"].model.get_base_model(), packed=True)
+    outlines = [Outline(recipe.model, recipe.lora, on_gpu) for on_gpu in (False, True)]
+    assert [outline.copied for outline in outlines] == [sum(made), 0]
+    assert sum(made) > 0
+    assert Planner(recipe, on_gpu=False).memory(recipe).sampling["copy of weights"] == sum(made)
+    brief = changed(recipe, {"rollout.max_tokens": packing.TOKENS - 1})
+    assert "copy of weights" not in Planner(brief, on_gpu=False).memory(brief).sampling
+    assert "copy of weights" not in Planner(recipe, on_gpu=True).memory(recipe).sampling
 
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["all kept", "computed again"])

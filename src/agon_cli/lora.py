@@ -89,13 +89,13 @@ def joint(layers: Sequence[Any], like: Tensor, packed: bool = False) -> Callable
     """A function that computes what several linear layers, LoRA or plain, make of one input (M x I) of the type of
     `like`, with one product for all their A matrices. For sampling only: it holds the active adapter's values of now.
 
-    `packed` has it copy weights where it can: in that copy W + s B A is formed, and all layers are one product.
+    `packed` has it copy weights, of `plain` layers: in that copy W + s B A is formed, and all layers are one product.
     """
-    if packed and can_pack(layers):
+    if packed and not small(layers):
         return _packed(layers)
     if wide.pays(like):
         return lambda x_MI: [_wide(layer, x_MI) for layer in layers]
-    if all(map(_is_small, layers)):
+    if small(layers):
         return _side_by_side(layers)
     bases = [_base(layer) for layer in layers]
     places = [
@@ -121,18 +121,22 @@ def joint(layers: Sequence[Any], like: Tensor, packed: bool = False) -> Callable
     return compute
 
 
-def can_pack(layers: Sequence[Any]) -> bool:
-    """Whether `joint` can copy these layers' weights and gains from it: small ones are formed in any case."""
-    return all(map(_is_plain, layers)) and not all(map(_is_small, layers))
+def small(layers: Sequence[Any]) -> bool:
+    """Whether `joint` forms the sum of these layers' weights in any case."""
+    return all(map(_is_small, layers))
 
 
-def weights(layers: Sequence[Any]) -> int:
+def plain(layers: Sequence[Any]) -> bool:
+    """Whether these layers' bases keep their weights as they are used."""
+    return all(map(_is_plain, layers))
+
+
+def count(layers: Sequence[Any]) -> int:
     """How many weights these layers have, adapters aside."""
     return sum(getattr(layer, "base_layer", layer).weight.numel() for layer in layers)
 
 
 def _is_plain(layer: Any) -> bool:
-    """Whether a layer's base, LoRA or not, keeps its weights as they are used."""
     return type(getattr(layer, "base_layer", layer)) is torch.nn.Linear
 
 

@@ -146,8 +146,8 @@ class Outline:
 
     @property
     def copied(self) -> int:
-        """Bytes of the weights that sampling with transformers copies while it lasts."""
-        return 0 if self.on_gpu else 4 * lean.copied(self.base)
+        """Bytes of the copies of weights that sampling long completions with transformers makes while it lasts."""
+        return 0 if self.on_gpu or self.model.quantization else 4 * lean.copied(self.base)
 
     @property
     def linear(self) -> int:

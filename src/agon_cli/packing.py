@@ -14,18 +14,20 @@ from torch import Tensor
 from agon_cli import wide
 
 MOST = 1 << 28
-"""Most weights of a model that are copied: 1 GiB."""
+"""Most weights that are copied: 1 GiB."""
+TOKENS = 16
+"""Shortest caps on completions for which making a copy takes less time than it saves (docs/lab-log.md)."""
 
 
 def pays(weights: int, like: Tensor) -> bool:
-    """Whether a model of so many weights is computed faster from a copy, of tensors of this type on this device: of
-    float32, and of bfloat16 where products of that are computed in float32 (`wide`)."""
+    """Whether products with so many weights of a model are faster from a copy, for tensors of this type on this device:
+    for float32, and for bfloat16 where products of that are computed in float32 (`wide`)."""
     in_float32 = like.dtype is torch.float32 and like.device.type == "cpu"
     return _AVAILABLE and weights <= MOST and (in_float32 or wide.pays(like))
 
 
 def product(weight_OI: Tensor) -> Callable[[Tensor], Tensor]:
-    """A function that computes x W' (M x O, float32) from x (M x I), for a float32 W that is no longer needed."""
+    """A function that computes x W' (M x O, float32) from x (M x I) and a copy of a float32 W."""
     kept = torch.ops.mkldnn._reorder_linear_weight(weight_OI, None)
 
     def compute(x_MI: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from agon_cli import packing
 from agon_cli.costs import Sizes, busy, disk, seconds, sizes, speed, tokens, work
 from agon_cli.models import DTYPES
 from agon_cli.outline import Outline
@@ -140,7 +141,7 @@ class Planner:
         passing = max(reading.peak - cache, base.drawing(step.drawn_rows).peak)
         return {
             "key/value cache": cache,
-            "copy of weights": base.copied,
+            "copy of weights": base.copied if step.completion >= packing.TOKENS else 0,
             "sampling: prompts and logits": passing + base.adapter * DTYPES[base.model.dtype].itemsize,
             "unpacked 4-bit layer": base.largest_packed * DTYPES[base.model.dtype].itemsize,
         }

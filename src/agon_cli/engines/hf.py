@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from agon_cli import lora
+from agon_cli import lora, packing
 from agon_cli.batching import by_token_budget
 from agon_cli.engines.cache import make_room
-from agon_cli.engines.lean import ShortCut, knows
+from agon_cli.engines.lean import ShortCut, copied, knows
 from agon_cli.engines.sampling import draw, uniforms
 from agon_cli.errors import GuardError
 from agon_cli.forward import cache_name, head, left_padded
-from agon_cli.memory import shrinking
+from agon_cli.memory import is_out_of_memory, release, shrinking
 from agon_cli.policy import Policy, Seat
 from agon_cli.types import Completion, Prompt, Sampling
 
@@ -23,13 +24,14 @@ class HFEngine:
     """Batched sampling from the policy's own tensors.
 
     Each distinct prompt is prefilled once and its cache shared by that prompt's completions; finished rows leave the
-    batch. All of a player's completions see the same weights: nothing is copied, so `publish` has nothing to move.
+    batch. A sample reads the weights as they are when it begins, so `publish` has nothing to move.
     """
 
     def __init__(self, policy: Policy, batch_tokens: int, tell: Callable[[str], None] = lambda text: None) -> None:
         self.policy = policy
         self.batch_tokens = batch_tokens
         self._tell = tell
+        self._copies = True
 
     def publish(self, player: str) -> None:
         """The next sample reads the player's tensors where the optimiser wrote them; refuses an unknown player."""
@@ -63,11 +65,25 @@ class HFEngine:
 
         widest = max((len(ids) for ids, _ in rows), default=0) + sampling.max_tokens
         with self.policy.acting(player) as seat, lora.held(seat.model):
-            causal = seat.model.get_base_model()
-            short_cut = ShortCut(causal) if knows(causal.get_decoder()) else None
+            short_cut = self._short_cut(seat.model.get_base_model(), sampling.max_tokens) if rows else None
             shrinking(sample_the_rest, self.batch_tokens, self._lower, floor=widest)
         ordered = iter(found[index] for index in range(len(rows)))
         return [[next(ordered) for _ in seeds[p]] for p in range(len(prompts))]
+
+    def _short_cut(self, causal: Any, tokens: int) -> ShortCut | None:
+        """The way round the model's own forward pass, for completions of up to `tokens`; None where there is none."""
+        if not knows(causal.get_decoder()):
+            return None
+        if tokens >= packing.TOKENS and self._copies and copied(causal):
+            try:
+                return ShortCut(causal, packed=True)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+            self._copies = False
+            release()
+            self._tell("out of memory for a copy of the weights: sampling without one, which takes longer")
+        return ShortCut(causal, packed=False)
 
     def _lower(self, batch_tokens: int, reason: str) -> None:
         self.batch_tokens = batch_tokens

@@ -27,13 +27,19 @@ Linears = Callable[[Tensor], list[Tensor]]
 KNOWN = {"LlamaDecoderLayer", "Qwen3DecoderLayer"}
 FIXED_ROTATIONS = {"default", "linear", "llama3", "yarn"}
 """Kinds of rotary embedding that do not change with the length of a sequence."""
+FULL = {"full_attention"}
+"""Kinds of attention."""
 
 
 def knows(decoder: Any) -> bool:
-    """Whether a `ShortCut` computes what this decoder would."""
-    return {
-        type(layer).__name__ for layer in getattr(decoder, "layers", [None])
-    } <= KNOWN and decoder.rotary_emb.rope_type in FIXED_ROTATIONS
+    """Whether a `ShortCut` computes what this decoder would, given a cache of the known kind."""
+    kinds = {type(layer).__name__ for layer in getattr(decoder, "layers", ())}
+    return (
+        bool(kinds)
+        and kinds <= KNOWN
+        and set(getattr(decoder.config, "layer_types", None) or FULL) <= FULL
+        and decoder.rotary_emb.rope_type in FIXED_ROTATIONS
+    )
 
 
 @dataclass(frozen=True)
@@ -80,25 +86,30 @@ def _linears(layer: Any) -> list[list[Any]]:
 
 
 def copied(causal: Any) -> int:
-    """Weights that a `ShortCut` of this model copies to float32; 0 where it is no `ShortCut` that samples."""
+    """Weights that a `ShortCut` of this model holds in copies at most; 0 where copying them is not possible or does not
+    pay. Either the whole model is copied or nothing of it: a base of 4 bits is one that memory is short for."""
     decoder = causal.get_decoder()
     if not knows(decoder):
         return 0
-    together = [*(linears for layer in decoder.layers for linears in _linears(layer)), [causal.get_output_embeddings()]]
-    count = sum(lora.weights(linears) for linears in together if lora.can_pack(linears))
-    return count if packing.pays(count, decoder.embed_tokens.weight) else 0
+    output = [causal.get_output_embeddings()]
+    groups = [output, *(linears for layer in decoder.layers for linears in _linears(layer))]
+    large = [linears for linears in groups if not lora.small(linears)]
+    count = sum(map(lora.count, large))
+    if not large or not all(map(lora.plain, large)) or not packing.pays(count, decoder.embed_tokens.weight):
+        return 0
+    return max(count, 2 * lora.count(output))  # the head is copied first, and is there twice while that is done
 
 
 class ShortCut:
     """Reads one more token a row, again and again, for a player whose adapter stays as it is meanwhile."""
 
-    def __init__(self, causal: Any) -> None:
+    def __init__(self, causal: Any, packed: bool) -> None:
+        """`packed`: with weights copied, which only a model can be that has some `copied`."""
         decoder = causal.get_decoder()
-        packed = copied(causal) > 0
         self._causal, self._rotary = causal, decoder.rotary_emb
         self._embed, self._norm = decoder.embed_tokens, _norm(decoder.norm)
-        self._layers = [_Layer.of(layer, decoder.embed_tokens.weight, packed) for layer in decoder.layers]
         self._head = lora.joint([causal.get_output_embeddings()], decoder.embed_tokens.weight, packed)
+        self._layers = [_Layer.of(layer, decoder.embed_tokens.weight, packed) for layer in decoder.layers]
 
     def on(self, cache: Any, most: int) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
         """The way on from this cache, to `most` tokens a row in the end; None where it is of a kind not known here.
