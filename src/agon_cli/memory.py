@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 _USUAL = gc.get_threshold()
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_KEPT, _OF_THE_HEAP = 1 << 28, 1 << 25
+KEPT, _OF_THE_HEAP = 1 << 28, 1 << 25
 """Bytes of freed heap that are kept, and the largest block that comes from the heap (glibc takes no larger value)."""
 _SIGNS = ("out of memory", "bad_alloc", "cublas_status_alloc_failed")
 """What allocators say in errors that have no type of their own: CUDA's, C++'s, cuBLAS's."""
@@ -70,7 +70,7 @@ def keep_freed_blocks() -> None:
     told = any(name.startswith("MALLOC_") for name in os.environ) or "malloc" in os.environ.get("GLIBC_TUNABLES", "")
     if tell is not None and not told:
         tell(_M_MMAP_THRESHOLD, _OF_THE_HEAP)
-        tell(_M_TRIM_THRESHOLD, _KEPT)
+        tell(_M_TRIM_THRESHOLD, KEPT)
 
 
 def release() -> None:

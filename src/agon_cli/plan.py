@@ -18,6 +18,7 @@ import torch
 
 from agon_cli import packing
 from agon_cli.costs import Sizes, busy, disk, seconds, sizes, speed, tokens, work
+from agon_cli.memory import KEPT
 from agon_cli.models import DTYPES
 from agon_cli.outline import Outline
 from agon_cli.recipe.engine import HF, VLLM
@@ -120,12 +121,13 @@ class Planner:
     def _whole(self, parts: dict[str, int], passing: dict[str, int]) -> dict[str, int]:
         """With what the runtime adds: its own floor, and blocks that are free but kept."""
         if not self.on_gpu:
-            # What a run showed: packing weights into 4 bits leaves about their unpacked size behind on the heap.
-            packing = sum(
+            # What runs showed: packing weights into 4 bits leaves about their unpacked size behind on the heap, and
+            # as much again as far as freed blocks are kept.
+            left = sum(
                 base.parameters * DTYPES[base.model.dtype].itemsize for base in self.bases if base.model.quantization
             )
             parts = parts | {
-                "left from packing weights": packing,
+                "left from packing weights": left + min(left, KEPT),
                 "allocator slack": int(SLACK * _total(passing)),
                 "Python and libraries": self.floor,
             }
