@@ -28,7 +28,7 @@ KNOWN = {"LlamaDecoderLayer", "Qwen3DecoderLayer"}
 FIXED_ROTATIONS = {"default", "linear", "llama3", "yarn"}
 """Kinds of rotary embedding that do not change with the length of a sequence."""
 FULL = {"full_attention"}
-"""Kinds of attention."""
+"""Kinds of attention for which every layer keeps all tokens."""
 
 
 def knows(decoder: Any) -> bool:
