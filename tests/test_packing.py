@@ -48,20 +48,22 @@ def test_a_product_is_that_of_float64(rows, dtype):
     torch.testing.assert_close(
         result_MO.double(), functional.linear(x_MI.double(), weight_OI.double()), rtol=0, atol=1e-4
     )
+    across_MI = x_MI.t().contiguous().t()
+    torch.testing.assert_close(packing.product(weight_OI)(across_MI), result_MO, rtol=0, atol=1e-4)
 
 
 @needs_library
 def test_large_models_and_other_types_and_devices_are_left_alone(monkeypatch):
     like = torch.empty(0)
-    assert packing.pays(packing.MOST, like)
-    assert not packing.pays(packing.MOST + 1, like)
-    assert not packing.pays(1, like.half())
-    assert not packing.pays(1, like.to("meta"))
+    assert packing.pays(packing.MOST, packing.TOKENS, like)
+    assert not packing.pays(packing.MOST + 1, packing.TOKENS, like)
+    assert not packing.pays(1, packing.TOKENS, like.half())
+    assert not packing.pays(1, packing.TOKENS, like.to("meta"))
     for has in (True, False):
         monkeypatch.setattr(wide, "_HAS_BFLOAT16", has)
-        assert packing.pays(1, like.bfloat16()) is not has
+        assert packing.pays(1, packing.TOKENS, like.bfloat16()) is not has
     monkeypatch.setattr(packing, "_AVAILABLE", False)
-    assert not packing.pays(1, like)
+    assert not packing.pays(1, packing.TOKENS, like)
 
 
 @needs_library
@@ -90,7 +92,7 @@ def test_a_sample_tells_the_log_probabilities_that_the_trainer_computes(
     causal = policy.seats["B"].model.get_base_model()
     held = [rows * columns for rows, columns in made]
     assert made[0] == causal.get_input_embeddings().weight.shape, "the head, before the others fill the memory"
-    assert lean.copied(causal) == max(sum(held), 2 * held[0])
+    assert lean.copied(causal, 16) == max(sum(held), 2 * held[0])
     assert policy.base_hash("B") == before
     with torch.no_grad():
         trainer = policy.logprobs("B", [(prompt.ids, completion.ids) for completion in row], 1.0)
@@ -103,17 +105,17 @@ def test_a_sample_tells_the_log_probabilities_that_the_trainer_computes(
 @needs_library
 def test_small_layers_and_unknown_models_are_not_copied(tmp_path, monkeypatch):
     causal = make_policy(tmp_path).seats["A"].model.get_base_model()
-    assert lean.copied(causal) == 0, "every layer is small"
+    assert lean.copied(causal, 16) == 0, "every layer is small"
     monkeypatch.setattr("agon_cli.lora.SMALL", 0)
-    assert lean.copied(causal) > 0
+    assert lean.copied(causal, 16) > 0
     monkeypatch.setattr(
         causal.get_decoder().config, "layer_types", ["full_attention", "sliding_attention"], raising=False
     )
-    assert lean.copied(causal) == 0, "no short cut reads a window, so no copy is of use"
+    assert lean.copied(causal, 16) == 0, "no short cut reads a window, so no copy is of use"
     monkeypatch.undo()
     monkeypatch.setattr("agon_cli.lora.SMALL", 0)
     monkeypatch.setattr(lean, "KNOWN", set())
-    assert lean.copied(causal) == 0
+    assert lean.copied(causal, 16) == 0
 
 
 @needs_library
@@ -122,8 +124,8 @@ def test_of_a_base_of_four_bits_nothing_is_copied_and_nothing_is_planned(tmp_pat
     monkeypatch.setattr(wide, "_HAS_BFLOAT16", False)
     folder = write_model(tmp_path / "model")
     recipe = make_recipe(folder, model={"dtype": "bfloat16", "quantization": "nf4"})
-    assert lean.copied(Policy(recipe).seats["A"].model.get_base_model()) == 0
-    assert Outline(recipe.model, recipe.lora).copied == 0
+    assert lean.copied(Policy(recipe).seats["A"].model.get_base_model(), 16) == 0
+    assert Outline(recipe.model, recipe.lora).copied(16) == 0
 
 
 @needs_library
@@ -189,5 +191,5 @@ def test_without_the_library_few_rows_are_multiplied_another_way(tmp_path, monke
     monkeypatch.setattr(narrow, "linear", lambda *args, **kwargs: asked.append(1) or linear(*args, **kwargs))
     policy = make_policy(tmp_path)
     asked.clear()
-    HFEngine(policy, 4096).sample([Prompt("", (7, 8, 9), "")], "B", Sampling(1.0, 1.0, 0, 3, 3), [[1]])
-    assert len(asked) >= 3
+    HFEngine(policy, 4096).sample([Prompt("", (7, 8, 9), "")], "B", Sampling(1.0, 1.0, 0, 16, 16), [[1]])
+    assert len(asked) >= 16

@@ -132,7 +132,7 @@ def test_the_copy_that_sampling_makes_is_as_large_as_a_real_one(folder, monkeypa
     monkeypatch.setattr(packing, "product", lambda weight: made.append(weight.nbytes) or product(weight))
     ShortCut(Policy(recipe).seats["A"].model.get_base_model(), packed=True)
     outlines = [Outline(recipe.model, recipe.lora, on_gpu) for on_gpu in (False, True)]
-    assert [outline.copied for outline in outlines] == [sum(made), 0]
+    assert [outline.copied(recipe.rollout.max_tokens) for outline in outlines] == [sum(made), 0]
     assert sum(made) > 0
     assert Planner(recipe, on_gpu=False).memory(recipe).sampling["copy of weights"] == sum(made)
     brief = changed(recipe, {"rollout.max_tokens": packing.TOKENS - 1})

@@ -166,7 +166,7 @@ def speed(base: Outline, step: Sizes) -> Speed:
         return 2 * rows * hidden * out / _seconds(lambda: product(x))
 
     plain = partial(narrow.linear, weight_OI=weight_OI)
-    decoding = packing.product(weight_OI.float()) if base.copied and step.completion >= packing.TOKENS else plain
+    decoding = packing.product(weight_OI.float()) if base.copied(step.completion) else plain
 
     little = torch.zeros(1, device=device)
     many = min(4096, step.updated_rows * step.width)

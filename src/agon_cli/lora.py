@@ -91,12 +91,12 @@ def joint(layers: Sequence[Any], like: Tensor, packed: bool = False) -> Callable
 
     `packed` has it copy weights, of `plain` layers: in that copy W + s B A is formed, and all layers are one product.
     """
-    if packed and not small(layers):
+    if small(layers):
+        return _side_by_side(layers)
+    if packed:
         return _packed(layers)
     if wide.pays(like):
         return lambda x_MI: [_wide(layer, x_MI) for layer in layers]
-    if small(layers):
-        return _side_by_side(layers)
     bases = [_base(layer) for layer in layers]
     places = [
         place for place, layer in enumerate(layers) if isinstance(layer, LoraLayer) and not layer.disable_adapters

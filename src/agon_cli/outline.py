@@ -144,10 +144,9 @@ class Outline:
         packed = self._packed()
         return max((p.numel() for _, p in self._weights() if id(p) in packed), default=0)
 
-    @property
-    def copied(self) -> int:
-        """Bytes of the copies of weights that sampling long completions with transformers makes while it lasts."""
-        return 0 if self.on_gpu or self.model.quantization else 4 * lean.copied(self.base)
+    def copied(self, completion: int) -> int:
+        """Bytes of the copies of weights that sampling completions of this length with transformers makes meanwhile."""
+        return 0 if self.on_gpu or self.model.quantization else 4 * lean.copied(self.base, completion)
 
     @property
     def linear(self) -> int:

@@ -19,11 +19,11 @@ TOKENS = 16
 """Shortest caps on completions for which making a copy takes less time than it saves (docs/lab-log.md)."""
 
 
-def pays(weights: int, like: Tensor) -> bool:
-    """Whether products with so many weights of a model are faster from a copy, for tensors of this type on this device:
-    for float32, and for bfloat16 where products of that are computed in float32 (`wide`)."""
+def pays(weights: int, tokens: int, like: Tensor) -> bool:
+    """Whether completions of up to so many tokens are sampled faster from a copy of so many weights, by tensors of this
+    type on this device: of float32, and of bfloat16 where products of that are computed in float32 (`wide`)."""
     in_float32 = like.dtype is torch.float32 and like.device.type == "cpu"
-    return _AVAILABLE and weights <= MOST and (in_float32 or wide.pays(like))
+    return _AVAILABLE and weights <= MOST and tokens >= TOKENS and (in_float32 or wide.pays(like))
 
 
 def product(weight_OI: Tensor) -> Callable[[Tensor], Tensor]:

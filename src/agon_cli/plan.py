@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from agon_cli import packing
 from agon_cli.costs import Sizes, busy, disk, seconds, sizes, speed, tokens, work
 from agon_cli.memory import KEPT
 from agon_cli.models import DTYPES
@@ -143,7 +142,7 @@ class Planner:
         passing = max(reading.peak - cache, base.drawing(step.drawn_rows).peak)
         return {
             "key/value cache": cache,
-            "copy of weights": base.copied if step.completion >= packing.TOKENS else 0,
+            "copy of weights": base.copied(step.completion),
             "sampling: prompts and logits": passing + base.adapter * DTYPES[base.model.dtype].itemsize,
             "unpacked 4-bit layer": base.largest_packed * DTYPES[base.model.dtype].itemsize,
         }

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agon_cli import lora, packing
+from agon_cli import lora
 from agon_cli.batching import by_token_budget
 from agon_cli.engines.cache import make_room
 from agon_cli.engines.lean import ShortCut, copied, knows
@@ -74,7 +74,7 @@ class HFEngine:
         """The way round the model's own forward pass, for completions of up to `tokens`; None where there is none."""
         if not knows(causal.get_decoder()):
             return None
-        if tokens >= packing.TOKENS and self._copies and copied(causal):
+        if self._copies and copied(causal, tokens):
             try:
                 return ShortCut(causal, packed=True)
             except Exception as error:

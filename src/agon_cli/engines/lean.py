@@ -85,9 +85,10 @@ def _linears(layer: Any) -> list[list[Any]]:
     return [[heads.q_proj, heads.k_proj, heads.v_proj], [heads.o_proj], [mlp.gate_proj, mlp.up_proj], [mlp.down_proj]]
 
 
-def copied(causal: Any) -> int:
-    """Weights that a `ShortCut` of this model holds in copies at most; 0 where copying them is not possible or does not
-    pay. Either the whole model is copied or nothing of it: a base of 4 bits is one that memory is short for."""
+def copied(causal: Any, tokens: int) -> int:
+    """Weights that a `ShortCut` of this model holds in copies at most, for completions of up to `tokens`; 0 where it
+    cannot copy them or that does not pay. Either the whole model is copied or nothing of it: a base of 4 bits is one
+    that memory is short for."""
     decoder = causal.get_decoder()
     if not knows(decoder):
         return 0
@@ -95,7 +96,7 @@ def copied(causal: Any) -> int:
     groups = [output, *(linears for layer in decoder.layers for linears in _linears(layer))]
     large = [linears for linears in groups if not lora.small(linears)]
     count = sum(map(lora.count, large))
-    if not large or not all(map(lora.plain, large)) or not packing.pays(count, decoder.embed_tokens.weight):
+    if not large or not all(map(lora.plain, large)) or not packing.pays(count, tokens, decoder.embed_tokens.weight):
         return 0
     return max(count, 2 * lora.count(output))  # the head is copied first, and is there twice while that is done
 
