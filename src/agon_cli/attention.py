@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -36,6 +37,20 @@ def one_token(
     query_BKGD = query_BHD.reshape(rows, key_BKSD.shape[1], -1, width)
     out_BKGD = functional.scaled_dot_product_attention(query_BKGD, key_BKSD, value_BKSD, attn_mask=mask, scale=scale)
     return out_BKGD.reshape(rows, heads, -1)
+
+
+def one_token_by_products(
+    query_BHD: Tensor, key_BKSD: Tensor, value_BKSD: Tensor, mask: Tensor | None, scale: float
+) -> Tensor:
+    """The same as `one_token`, as two products for all rows and heads together, which in float32 on a CPU are faster
+    than the kernel for long queries."""
+    rows, heads, width = query_BHD.shape
+    key_NSD, value_NSD = key_BKSD.flatten(0, 1), value_BKSD.flatten(0, 1)
+    query_NGD = query_BHD.reshape(len(key_NSD), -1, width)
+    score_NGS = torch.bmm(query_NGD * scale, key_NSD.transpose(1, 2))
+    if mask is not None:
+        score_NGS.view(rows, heads, -1).masked_fill_(~mask[:, 0], -torch.inf)
+    return torch.bmm(score_NGS.softmax(-1), value_NSD).view(rows, heads, width)
 
 
 AttentionInterface.register(PACKED, packed_sdpa)

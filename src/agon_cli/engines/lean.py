@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from agon_cli import lora, packing
-from agon_cli.attention import one_token
+from agon_cli.attention import one_token, one_token_by_products
 from agon_cli.engines.cache import RoomyLayer
 from agon_cli.forward import head
 
@@ -110,6 +110,8 @@ class ShortCut:
         self._causal, self._rotary = causal, decoder.rotary_emb
         self._embed, self._norm = decoder.embed_tokens, _norm(decoder.norm)
         self._head = lora.joint([causal.get_output_embeddings()], decoder.embed_tokens.weight, packed)
+        in_float32 = decoder.embed_tokens.weight.dtype is torch.float32
+        self._attend = one_token_by_products if packed and in_float32 else one_token
         self._layers = [_Layer.of(layer, decoder.embed_tokens.weight, packed) for layer in decoder.layers]
 
     def on(self, cache: Any, most: int) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
@@ -143,7 +145,7 @@ class ShortCut:
             both = torch.cat([query_BHD, key_BKD], 1)
             both = torch.addcmul(both * cos_B1D, both.roll(half, -1), sin_B1D)
             keys, values = kept.update(both[:, heads:, None], value_BI.view(rows, -1, 1, layer.head_dim))
-            out_BHD = one_token(both[:, :heads], keys, values, mask, layer.scale)
+            out_BHD = self._attend(both[:, :heads], keys, values, mask, layer.scale)
             x_BH = layer.out_of_heads(out_BHD.reshape(rows, -1))[0].add_(x_BH)
             gate_BI, up_BI = layer.into_mlp(layer.before_mlp(x_BH))
             x_BH = layer.out_of_mlp(layer.activate(gate_BI).mul_(up_BI))[0].add_(x_BH)
