@@ -22,10 +22,23 @@ def packed_sdpa(
 
     For a single new token `one_token` computes it.
     """
+    if mask is None and query_BHTD.shape[2] != 1 and _threads_would_wait(query_BHTD, key_BKSD):
+        shared = query_BHTD.shape[1] // key_BKSD.shape[1]
+        key_BKSD, value_BKSD = (part.repeat_interleave(shared, 1) for part in (key_BKSD, value_BKSD))
     if query_BHTD.shape[2] != 1 or (mask is not None and mask.shape[1] != 1) or kwargs.get("position_bias") is not None:
         plain: tuple[Tensor, None] = sdpa_attention_forward(module, query_BHTD, key_BKSD, value_BKSD, mask, **kwargs)
         return plain
     return one_token(query_BHTD[:, :, 0], key_BKSD, value_BKSD, mask, kwargs.get("scaling"))[:, None], None
+
+
+def _threads_would_wait(query_BHTD: Tensor, key_BKSD: Tensor) -> bool:
+    """Whether keys repeated for every query head keep a CPU busier on the way back: torch deals out whole key heads to
+    its threads there, and 3 of them leave one of two threads without work for a quarter of the time."""
+    if not query_BHTD.requires_grad or query_BHTD.device.type != "cpu":
+        return False
+    threads = torch.get_num_threads()
+    shared, repeated = (rows * heads for rows, heads in (key_BKSD.shape[:2], query_BHTD.shape[:2]))
+    return -(-shared // threads) / shared > -(-repeated // threads) / repeated
 
 
 def one_token(
@@ -43,13 +56,13 @@ def one_token_by_products(
     query_BHD: Tensor, key_BKSD: Tensor, value_BKSD: Tensor, mask: Tensor | None, scale: float
 ) -> Tensor:
     """The same as `one_token`, as two products for all rows and heads together, which in float32 on a CPU are faster
-    than the kernel for long queries."""
+    than the kernel for long queries. The mask is one that is added, B x 1 x S."""
     rows, heads, width = query_BHD.shape
     key_NSD, value_NSD = key_BKSD.flatten(0, 1), value_BKSD.flatten(0, 1)
     query_NGD = query_BHD.reshape(len(key_NSD), -1, width)
-    score_NGS = torch.bmm(query_NGD * scale, key_NSD.transpose(1, 2))
-    if mask is not None:
-        score_NGS.view(rows, heads, -1).masked_fill_(~mask[:, 0], -torch.inf)
+    added = key_NSD.new_empty(1) if mask is None else mask.repeat_interleave(key_BKSD.shape[1], 0)
+    key_NDS = key_NSD.transpose(1, 2)
+    score_NGS = torch.baddbmm(added, query_NGD, key_NDS, beta=0 if mask is None else 1, alpha=scale)
     return torch.bmm(score_NGS.softmax(-1), value_NSD).view(rows, heads, width)
 
 

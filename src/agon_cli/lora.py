@@ -174,11 +174,14 @@ def _packed(layers: Sequence[Any]) -> Callable[[Tensor], list[Tensor]]:
     weights = [weight_OI.float() for weight_OI, _ in sums]
     compute = packing.product(torch.cat(weights) if len(weights) > 1 else weights[0])
     widths, biases = list(map(len, weights)), [bias_O for _, bias_O in sums]
+    any_bias = any(bias is not None for bias in biases)
 
     def split(x_MI: Tensor) -> list[Tensor]:
-        parts = compute(x_MI).split(widths, -1)
-        biased = (part if bias is None else part + bias for part, bias in zip(parts, biases, strict=True))
-        return [part.to(x_MI.dtype) for part in biased]
+        result_MO = compute(x_MI)
+        parts = [result_MO] if len(widths) == 1 else result_MO.split(widths, -1)
+        if any_bias:
+            parts = [part if bias is None else part + bias for part, bias in zip(parts, biases, strict=True)]
+        return list(parts) if x_MI.dtype is torch.float32 else [part.to(x_MI.dtype) for part in parts]
 
     return split
 

@@ -61,7 +61,9 @@ class _Chunk(torch.autograd.Function):
         with torch.set_grad_enabled(hidden_CH.requires_grad):
             logits_CV = head(hidden_CH)
         with torch.no_grad():
-            scaled_CV = logits_CV.float() / temperature
+            scaled_CV = logits_CV.float()
+            if temperature != 1.0:
+                scaled_CV = scaled_CV / temperature
             logprobs_C, normaliser_C = _scored(scaled_CV, targets_C)
             if hidden_CH.requires_grad:
                 slope_CV = _slope(scaled_CV, targets_C, normaliser_C).to(logits_CV.dtype)

@@ -64,15 +64,16 @@ class _Layer:
         into_heads, out_of_heads, into_mlp, out_of_mlp = (
             lora.joint(linears, like, packed) for linears in _linears(layer)
         )
+        in_few_calls = packed and like.dtype is torch.float32
         return cls(
-            before_heads=_norm(layer.input_layernorm),
+            before_heads=_norm(layer.input_layernorm, in_few_calls),
             into_heads=into_heads,
             norm_query=_norm(heads.q_norm) if hasattr(heads, "q_norm") else None,
             norm_key=_norm(heads.k_norm) if hasattr(heads, "k_norm") else None,
             head_dim=heads.head_dim,
             scale=heads.scaling,
             out_of_heads=out_of_heads,
-            before_mlp=_norm(layer.post_attention_layernorm),
+            before_mlp=_norm(layer.post_attention_layernorm, in_few_calls),
             into_mlp=into_mlp,
             activate=mlp.act_fn,
             out_of_mlp=out_of_mlp,
@@ -110,8 +111,7 @@ class ShortCut:
         self._causal, self._rotary = causal, decoder.rotary_emb
         self._embed, self._norm = decoder.embed_tokens, _norm(decoder.norm)
         self._head = lora.joint([causal.get_output_embeddings()], decoder.embed_tokens.weight, packed)
-        in_float32 = decoder.embed_tokens.weight.dtype is torch.float32
-        self._attend = one_token_by_products if packed and in_float32 else one_token
+        self._by_products = packed and decoder.embed_tokens.weight.dtype is torch.float32
         self._layers = [_Layer.of(layer, decoder.embed_tokens.weight, packed) for layer in decoder.layers]
 
     def on(self, cache: Any, most: int) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
@@ -134,7 +134,11 @@ class ShortCut:
         x_BH = self._embed(token_B)
         rows, half = len(token_B), turns_2TD.shape[-1] // 2
         cos_B1D, sin_B1D = turns_2TD[:, place_B, None].unbind()
+        attend: Callable[..., Tensor] = one_token
         mask = None if mask_BT is None else mask_BT[:, None, None].bool()
+        if self._by_products:
+            attend = one_token_by_products
+            mask = None if mask is None else torch.zeros(mask[:, 0].shape).masked_fill_(~mask[:, 0], -torch.inf)
         for layer, kept in zip(self._layers, cache.layers, strict=True):
             query_BI, key_BI, value_BI = layer.into_heads(layer.before_heads(x_BH))
             query_BHD = query_BI.view(rows, -1, layer.head_dim)
@@ -145,13 +149,22 @@ class ShortCut:
             both = torch.cat([query_BHD, key_BKD], 1)
             both = torch.addcmul(both * cos_B1D, both.roll(half, -1), sin_B1D)
             keys, values = kept.update(both[:, heads:, None], value_BI.view(rows, -1, 1, layer.head_dim))
-            out_BHD = self._attend(both[:, :heads], keys, values, mask, layer.scale)
+            out_BHD = attend(both[:, :heads], keys, values, mask, layer.scale)
             x_BH = layer.out_of_heads(out_BHD.reshape(rows, -1))[0].add_(x_BH)
             gate_BI, up_BI = layer.into_mlp(layer.before_mlp(x_BH))
             x_BH = layer.out_of_mlp(layer.activate(gate_BI).mul_(up_BI))[0].add_(x_BH)
         return head(self._causal, self._norm(x_BH), lambda state_BH: self._head(state_BH)[0])
 
 
-def _norm(norm: Any) -> Norm:
+def _norm(norm: Any, in_few_calls: bool = False) -> Norm:
+    """What computes this norm; `in_few_calls`, for float32, in half the time that torch's own takes on a CPU."""
     shape, weight, epsilon = norm.weight.shape, norm.weight, norm.variance_epsilon
-    return lambda x: functional.rms_norm(x, shape, weight, epsilon)
+    if not in_few_calls:
+        return lambda x: functional.rms_norm(x, shape, weight, epsilon)
+    added, share = torch.tensor(epsilon, device=weight.device), 1.0 / shape[-1]
+
+    def compute(x_BH: Tensor) -> Tensor:
+        length_B1 = torch.linalg.vector_norm(x_BH, dim=-1, keepdim=True)
+        return x_BH.mul(torch.addcmul(added, length_B1, length_B1, value=share).rsqrt_()).mul_(weight)
+
+    return compute
