@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from peft.tuners.lora.layer import LoraLayer
@@ -216,6 +219,26 @@ def test_a_sample_reads_the_adapter_of_its_time_and_of_its_player(tmp_path, no_l
             parameter.mul_(-0.5)
     assert told("A") != first[0]
     assert told("B") == first[1]
+
+
+@needs_library
+def test_a_copy_goes_with_its_sample_and_not_when_garbage_is_looked_for(tmp_path, monkeypatch, no_layer_is_small):
+    made, product = [], packing.product
+
+    def watched(weight):
+        made.append(weakref.ref(found := product(weight)))
+        return found
+
+    monkeypatch.setattr(packing, "product", watched)
+    engine = HFEngine(make_policy(tmp_path), 4096)
+    gc.collect()
+    gc.disable()
+    try:
+        engine.sample([Prompt("", (7, 8, 9), "")], "B", Sampling(1.0, 1.0, 0, 16, 16), [[1]])
+        assert len(made) == 9
+        assert [copy() for copy in made] == [None] * 9
+    finally:
+        gc.enable()
 
 
 def test_without_the_library_few_rows_are_multiplied_another_way(tmp_path, monkeypatch, no_layer_is_small):

@@ -64,6 +64,7 @@ class _Chunk(torch.autograd.Function):
             scaled_CV = logits_CV.float()
             if temperature != 1.0:
                 scaled_CV = scaled_CV / temperature
+            # Else float32 logits are what is overwritten below: the way back through a head does not read them.
             logprobs_C, normaliser_C = _scored(scaled_CV, targets_C)
             if hidden_CH.requires_grad:
                 slope_CV = _slope(scaled_CV, targets_C, normaliser_C).to(logits_CV.dtype)

@@ -44,10 +44,8 @@ def product(weight_OI: Tensor) -> Callable[[Tensor], Tensor]:
     sizes = _sizes(outputs, inputs, torch.get_num_threads())
     kept = _reordered(weight_OI, ROWS)
 
-    def compute(x_MI: Tensor) -> Tensor:
-        rows, most = len(x_MI), sizes[-1]
-        if rows > most:
-            return torch.cat([compute(part_MI) for part_MI in x_MI.split(most)])
+    def of_few(x_MI: Tensor) -> Tensor:
+        rows = len(x_MI)
         filled = next(size for size in sizes if size >= rows)
         x_MI = x_MI.float()
         if filled > rows:
@@ -55,6 +53,10 @@ def product(weight_OI: Tensor) -> Callable[[Tensor], Tensor]:
         places = x_MI.view(1, 1, filled, inputs).permute(0, 3, 1, 2)
         result: Tensor = torch.ops.mkldnn._convolution_pointwise(places, kept, None, *_PLAIN, "none", [], "")
         return result.permute(0, 2, 3, 1).reshape(filled, outputs)[:rows]
+
+    def compute(x_MI: Tensor) -> Tensor:
+        most = sizes[-1]
+        return of_few(x_MI) if len(x_MI) <= most else torch.cat([of_few(part_MI) for part_MI in x_MI.split(most)])
 
     return compute
 
