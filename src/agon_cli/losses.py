@@ -61,10 +61,8 @@ class _Chunk(torch.autograd.Function):
         with torch.set_grad_enabled(hidden_CH.requires_grad):
             logits_CV = head(hidden_CH)
         with torch.no_grad():
-            scaled_CV = logits_CV.float()
-            if temperature != 1.0:
-                scaled_CV = scaled_CV / temperature
-            # Else float32 logits are what is overwritten below: the way back through a head does not read them.
+            # In place from here on, where the logits are of float32: the way back through a head does not read them.
+            scaled_CV = logits_CV.float().div_(temperature)
             logprobs_C, normaliser_C = _scored(scaled_CV, targets_C)
             if hidden_CH.requires_grad:
                 slope_CV = _slope(scaled_CV, targets_C, normaliser_C).to(logits_CV.dtype)
