@@ -83,7 +83,7 @@ class _ChunkOfTrainedHead(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden_CH: Tensor, targets_C: Tensor, head: Head, temperature: float) -> Tensor:
         with torch.no_grad():
-            logprobs_C, normaliser_C = _scored(head(hidden_CH).float() / temperature, targets_C)
+            logprobs_C, normaliser_C = _scored(head(hidden_CH).float().div_(temperature), targets_C)
         ctx.save_for_backward(hidden_CH, targets_C, normaliser_C)
         ctx.head, ctx.temperature = head, temperature
         return logprobs_C
@@ -94,7 +94,7 @@ class _ChunkOfTrainedHead(torch.autograd.Function):
         hidden_CH = hidden_CH.detach().requires_grad_()
         with torch.enable_grad():
             logits_CV = ctx.head(hidden_CH)
-        slope_CV = _slope(logits_CV.detach().float() / ctx.temperature, targets_C, normaliser_C)
+        slope_CV = _slope(logits_CV.detach().float().div_(ctx.temperature), targets_C, normaliser_C)
         slope_CV.mul_((-grads[0] / ctx.temperature)[:, None])
         torch.autograd.backward(logits_CV, slope_CV.to(logits_CV.dtype))  # reaches an adapter on the head, too
         return hidden_CH.grad, None, None, None
