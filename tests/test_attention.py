@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from agon_cli import attention
-from agon_cli.attention import one_token, one_token_by_products
+from agon_cli.attention import added, one_token, one_token_by_products
 
 
 @pytest.mark.parametrize("attend", [one_token, one_token_by_products])
@@ -22,7 +22,7 @@ def test_a_new_token_reads_what_its_row_may_look_at(attend, queries, masked):
     may_BS[0, :4] = may_BS[2, :10] = False
     mask = may_BS[:, None, None] if masked else None
     if masked and attend is one_token_by_products:
-        mask = torch.zeros(rows, 1, length).masked_fill_(~may_BS[:, None], -torch.inf)
+        mask = added(may_BS.long(), keys)
 
     out_BHD = attend(query_BHD, key_BKSD, value_BKSD, mask, scale)
 

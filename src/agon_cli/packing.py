@@ -21,10 +21,10 @@ SIZES = (4, 8, 16, 32, 64, 128)
 """Rows of a product: fewer are filled up with zeros, more are split."""
 ROWS = 32
 """That one of them for which weights are put in order."""
-_PLAIN = ([0, 0], [1, 1], [1, 1], 1)
-"""Padding, stride, dilation and groups of a convolution."""
 TOKENS = 16
 """Shortest caps on completions for which making a copy takes less time than it saves (docs/lab-log.md)."""
+_PLAIN = ([0, 0], [1, 1], [1, 1], 1)
+"""Padding, stride, dilation and groups of a convolution."""
 
 
 def pays(weights: int, tokens: int, like: Tensor) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from agon_cli import lora, packing
-from agon_cli.attention import one_token, one_token_by_products
+from agon_cli.attention import added, one_token, one_token_by_products
 from agon_cli.engines.cache import RoomyLayer
 from agon_cli.forward import head
 
@@ -138,7 +138,7 @@ class ShortCut:
         mask = None if mask_BT is None else mask_BT[:, None, None].bool()
         if self._by_products:
             attend = one_token_by_products
-            mask = None if mask is None else torch.zeros(mask[:, 0].shape).masked_fill_(~mask[:, 0], -torch.inf)
+            mask = None if mask_BT is None else added(mask_BT, cache.layers[0].keys.shape[1])
         for layer, kept in zip(self._layers, cache.layers, strict=True):
             query_BI, key_BI, value_BI = layer.into_heads(layer.before_heads(x_BH))
             query_BHD = query_BI.view(rows, -1, layer.head_dim)
