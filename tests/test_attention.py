@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from agon_cli import attention
 from agon_cli.attention import added, one_token, one_token_by_products
 
 
@@ -32,43 +31,3 @@ def test_a_new_token_reads_what_its_row_may_look_at(attend, queries, masked):
             key_SD, value_SD = (part[row, head // queries][look].double() for part in (key_BKSD, value_BKSD))
             share_S = (scale * key_SD @ query_BHD[row, head].double()).softmax(0)
             torch.testing.assert_close(out_BHD[row, head].double(), share_S @ value_SD, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(("rows", "heads", "keys", "threads", "waits"), [
-    (1, 9, 3, 2, True),  # 2 key heads for one thread, 1 for the other; 5 and 4 when repeated
-    (2, 9, 3, 2, False),
-    (1, 9, 3, 1, False),
-    (1, 4, 4, 3, False),
-    (1, 16, 8, 16, True),
-])  # fmt: skip
-def test_keys_are_repeated_where_threads_would_wait_and_gradients_stay(
-    monkeypatch, rows, heads, keys, threads, waits
-):  # fmt: skip
-    made, seen = torch.Generator().manual_seed(9), []
-    sdpa = attention.sdpa_attention_forward
-
-    def seeing(module, query, key, *rest, **kwargs):
-        seen.append(key.shape[1])
-        return sdpa(module, query, key, *rest, **kwargs)
-
-    monkeypatch.setattr(attention, "sdpa_attention_forward", seeing)
-    module = torch.nn.Module()
-    module.num_key_value_groups, module.is_causal = heads // keys, True
-    query, key, value, weight = (
-        torch.randn(rows, count, 7, 8, generator=made) for count in (heads, keys, keys, heads)
-    )  # fmt: skip
-
-    def gradients(count: int) -> list[torch.Tensor]:
-        monkeypatch.setattr(torch, "get_num_threads", lambda: count)
-        leaves = [part.clone().requires_grad_() for part in (query, key, value)]
-        out_BTHD, _ = attention.packed_sdpa(module, *leaves, None, scaling=0.3)
-        (out_BTHD.transpose(1, 2) * weight).sum().backward()
-        return [leaf.grad for leaf in leaves]
-
-    for got, wanted in zip(gradients(threads), gradients(1), strict=True):
-        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5)
-    assert seen == [heads if waits else keys, keys]
-    with torch.no_grad():
-        monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-        attention.packed_sdpa(module, query, key, value, None, scaling=0.3)
-    assert seen[-1] == keys, "on the way forward alone no thread waits"

@@ -56,40 +56,6 @@ def test_a_product_is_that_of_float64(rows, dtype):
 
 
 @needs_library
-@pytest.mark.parametrize("outputs", [64, 521])
-def test_weights_are_put_in_order_once_and_not_in_every_call(outputs):
-    """Each number of rows that is multiplied wants the weights as they lie."""
-    sizes = packing._sizes(outputs, 521, torch.get_num_threads())
-    weight_OI = torch.randn(outputs, 521, generator=torch.Generator().manual_seed(3))
-    wanted = packing._order(packing._reordered(weight_OI, packing.ROWS))
-    assert packing.ROWS in sizes
-    assert set(sizes) <= set(packing.SIZES)
-    assert {packing._order(packing._reordered(weight_OI, size)) for size in sizes} == {wanted}
-
-
-@needs_library
-def test_numbers_of_rows_that_want_another_order_are_filled_up_to_one_that_does_not(monkeypatch):
-    """As if 8 rows and 128 wanted weights in other orders."""
-    reordered, order = packing._reordered, packing._order
-    other = []
-    monkeypatch.setattr(packing, "_reordered", lambda weight, rows: other.append(rows) or reordered(weight, rows))
-    monkeypatch.setattr(packing, "_order", lambda kept: b"other" if other[-1] in (8, 128) else order(kept))
-    packing._sizes.cache_clear()
-    made = torch.Generator().manual_seed(5)
-    weight_OI, multiplied = torch.randn(48, 40, generator=made), []
-    product = packing.product(weight_OI)
-    pad = functional.pad
-    monkeypatch.setattr(functional, "pad", lambda x, by: multiplied.append(len(x) + by[-1]) or pad(x, by))
-    for rows in (5, 65):
-        x_MI = torch.randn(rows, 40, generator=made)
-        torch.testing.assert_close(product(x_MI), x_MI @ weight_OI.t(), rtol=0, atol=1e-4)
-    packing._sizes.cache_clear()
-    assert not {8, 128} & set(multiplied)
-    assert multiplied[0] >= 16
-    assert len(multiplied) >= 2
-
-
-@needs_library
 def test_large_models_and_other_types_and_devices_are_left_alone(monkeypatch):
     like = torch.empty(0)
     assert packing.pays(packing.MOST, packing.TOKENS, like)
@@ -223,13 +189,13 @@ def test_a_sample_reads_the_adapter_of_its_time_and_of_its_player(tmp_path, no_l
 
 @needs_library
 def test_a_copy_goes_with_its_sample_and_not_when_garbage_is_looked_for(tmp_path, monkeypatch, no_layer_is_small):
-    made, product = [], packing.product
+    made, reorder = [], torch.ops.mkldnn._reorder_linear_weight
 
-    def watched(weight):
-        made.append(weakref.ref(found := product(weight)))
+    def watched(weight, rows):
+        made.append(weakref.ref(found := reorder(weight, rows)))
         return found
 
-    monkeypatch.setattr(packing, "product", watched)
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", watched)
     engine = HFEngine(make_policy(tmp_path), 4096)
     gc.collect()
     gc.disable()

@@ -22,23 +22,10 @@ def packed_sdpa(
 
     For a single new token `one_token` computes it.
     """
-    if mask is None and query_BHTD.shape[2] != 1 and _threads_would_wait(query_BHTD, key_BKSD):
-        shared = query_BHTD.shape[1] // key_BKSD.shape[1]
-        key_BKSD, value_BKSD = (part.repeat_interleave(shared, 1) for part in (key_BKSD, value_BKSD))
     if query_BHTD.shape[2] != 1 or (mask is not None and mask.shape[1] != 1) or kwargs.get("position_bias") is not None:
         plain: tuple[Tensor, None] = sdpa_attention_forward(module, query_BHTD, key_BKSD, value_BKSD, mask, **kwargs)
         return plain
     return one_token(query_BHTD[:, :, 0], key_BKSD, value_BKSD, mask, kwargs.get("scaling"))[:, None], None
-
-
-def _threads_would_wait(query_BHTD: Tensor, key_BKSD: Tensor) -> bool:
-    """Whether keys repeated for every query head keep a CPU busier on the way back: torch deals out whole key heads to
-    its threads there, and 3 of them leave one of two threads without work for a quarter of the time."""
-    if not query_BHTD.requires_grad or query_BHTD.device.type != "cpu":
-        return False
-    threads = torch.get_num_threads()
-    shared, repeated = (rows * heads for rows, heads in (key_BKSD.shape[:2], query_BHTD.shape[:2]))
-    return -(-shared // threads) / shared > -(-repeated // threads) / repeated
 
 
 def one_token(

@@ -85,9 +85,10 @@ class _OneProduct(torch.autograd.Function):
         return grad_MI, None, None, grad_a_RI, grad_b_OR, None
 
 
-def joint(layers: Sequence[Any], like: Tensor, packed: bool = False) -> Callable[[Tensor], list[Tensor]]:
+def joint(layers: Sequence[Any], like: Tensor, packed: bool = False) -> Callable[[Tensor], Tensor]:
     """A function that computes what several linear layers, LoRA or plain, make of one input (M x I) of the type of
-    `like`, with one product for all their A matrices. For sampling only: it holds the active adapter's values of now.
+    `like`: side by side, M x the sum of their outputs, with one product for all their A matrices. For sampling only: it
+    holds the active adapter's values of now.
 
     `packed` has it copy weights, of `plain` layers: in that copy W + s B A is formed, and all layers are one product.
     """
@@ -96,14 +97,14 @@ def joint(layers: Sequence[Any], like: Tensor, packed: bool = False) -> Callable
     if packed:
         return _packed(layers)
     if wide.pays(like):
-        return lambda x_MI: [_wide(layer, x_MI) for layer in layers]
+        return lambda x_MI: _beside([_wide(layer, x_MI) for layer in layers])
     bases = [_base(layer) for layer in layers]
     places = [
         place for place, layer in enumerate(layers) if isinstance(layer, LoraLayer) and not layer.disable_adapters
     ]
     matrices = [_converted(layers[place], like.dtype) for place in places]
     if not matrices:
-        return lambda x_MI: [base(x_MI) for base in bases]
+        return lambda x_MI: _beside([base(x_MI) for base in bases])
     a_IR = torch.cat([a_RI for a_RI, _, _ in matrices]).t()
     ends = list(accumulate(len(a_RI) for a_RI, _, _ in matrices))
     pairs = [
@@ -111,14 +112,18 @@ def joint(layers: Sequence[Any], like: Tensor, packed: bool = False) -> Callable
         for place, end, (a_RI, b_RO, scale) in zip(places, ends, matrices, strict=True)
     ]
 
-    def compute(x_MI: Tensor) -> list[Tensor]:
+    def compute(x_MI: Tensor) -> Tensor:
         results = [base(x_MI) for base in bases]
         low_MR = torch.mm(x_MI, a_IR)
         for place, columns, b_RO, scale in pairs:
             results[place].addmm_(low_MR[:, columns], b_RO, alpha=scale)
-        return results
+        return _beside(results)
 
     return compute
+
+
+def _beside(results: list[Tensor]) -> Tensor:
+    return results[0] if len(results) == 1 else torch.cat(results, -1)
 
 
 def small(layers: Sequence[Any]) -> bool:
@@ -158,32 +163,24 @@ def _sum(weight_OI: Tensor, a_RI: Tensor, b_OR: Tensor, scale: float) -> Tensor:
     return torch.addmm(weight_OI.float(), b_OR, a_RI, alpha=scale)
 
 
-def _side_by_side(layers: Sequence[Any]) -> Callable[[Tensor], list[Tensor]]:
+def _side_by_side(layers: Sequence[Any]) -> Callable[[Tensor], Tensor]:
     """All layers in one product."""
     sums = [_summed(layer) for layer in layers]
     if any(bias is not None for _, bias in sums) and len(sums) > 1:
-        return lambda x_MI: [functional.linear(x_MI, *weights) for weights in sums]
+        return lambda x_MI: _beside([functional.linear(x_MI, *weights) for weights in sums])
     weight_OI, bias = torch.cat([weight for weight, _ in sums]), sums[0][1]
-    widths = [len(weight) for weight, _ in sums]
-    return lambda x_MI: list(functional.linear(x_MI, weight_OI, bias).split(widths, -1))
+    return lambda x_MI: functional.linear(x_MI, weight_OI, bias)
 
 
-def _packed(layers: Sequence[Any]) -> Callable[[Tensor], list[Tensor]]:
+def _packed(layers: Sequence[Any]) -> Callable[[Tensor], Tensor]:
     """All layers in one product of float32, rounded once to the type of its input."""
     sums = [_summed(layer) for layer in layers]
     weights = [weight_OI.float() for weight_OI, _ in sums]
     compute = packing.product(torch.cat(weights) if len(weights) > 1 else weights[0])
-    widths, biases = list(map(len, weights)), [bias_O for _, bias_O in sums]
-    any_bias = any(bias is not None for bias in biases)
-
-    def split(x_MI: Tensor) -> list[Tensor]:
-        result_MO = compute(x_MI)
-        parts = [result_MO] if len(widths) == 1 else result_MO.split(widths, -1)
-        if any_bias:
-            parts = [part if bias is None else part + bias for part, bias in zip(parts, biases, strict=True)]
-        return list(parts) if x_MI.dtype is torch.float32 else [part.to(x_MI.dtype) for part in parts]
-
-    return split
+    if all(bias is None for _, bias in sums):
+        return lambda x_MI: compute(x_MI).to(x_MI.dtype)
+    bias_O = torch.cat([weight_OI.new_zeros(len(weight_OI)) if bias is None else bias for weight_OI, bias in sums])
+    return lambda x_MI: compute(x_MI).add_(bias_O).to(x_MI.dtype)
 
 
 def _base(layer: Any) -> Callable[[Tensor], Tensor]:
