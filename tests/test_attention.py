@@ -1,17 +1,16 @@
-"""One new token's attention, either way: what is written out in float64, with cached keys that have room after them."""
+"""One new token's attention is what is written out in float64, with cached keys that have room after them."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from agon_cli.attention import added, one_token, one_token_by_products
+from agon_cli.attention import one_token
 
 
-@pytest.mark.parametrize("attend", [one_token, one_token_by_products])
 @pytest.mark.parametrize("queries", [1, 3])
 @pytest.mark.parametrize("masked", [False, True])
-def test_a_new_token_reads_what_its_row_may_look_at(attend, queries, masked):
+def test_a_new_token_reads_what_its_row_may_look_at(queries, masked):
     made = torch.Generator().manual_seed(7)
     rows, keys, length, width, scale = 3, 2, 11, 8, 0.3
     query_BHD = torch.randn(rows, keys * queries, width, generator=made)
@@ -20,10 +19,8 @@ def test_a_new_token_reads_what_its_row_may_look_at(attend, queries, masked):
     may_BS = torch.ones(rows, length, dtype=torch.bool)
     may_BS[0, :4] = may_BS[2, :10] = False
     mask = may_BS[:, None, None] if masked else None
-    if masked and attend is one_token_by_products:
-        mask = added(may_BS.long(), keys)
 
-    out_BHD = attend(query_BHD, key_BKSD, value_BKSD, mask, scale)
+    out_BHD = one_token(query_BHD, key_BKSD, value_BKSD, mask, scale)
 
     for row in range(rows):
         look = may_BS[row] if masked else slice(None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -37,27 +36,6 @@ def one_token(
     query_BKGD = query_BHD.reshape(rows, key_BKSD.shape[1], -1, width)
     out_BKGD = functional.scaled_dot_product_attention(query_BKGD, key_BKSD, value_BKSD, attn_mask=mask, scale=scale)
     return out_BKGD.reshape(rows, heads, -1)
-
-
-def one_token_by_products(
-    query_BHD: Tensor, key_BKSD: Tensor, value_BKSD: Tensor, added_N1S: Tensor | None, scale: float
-) -> Tensor:
-    """The same as `one_token`, as two products for all rows and heads together, which in float32 on a CPU are faster
-    than the kernel for long queries. The mask is what `added` makes of one."""
-    rows, heads, width = query_BHD.shape
-    key_NSD, value_NSD = key_BKSD.flatten(0, 1), value_BKSD.flatten(0, 1)
-    query_NGD = query_BHD.reshape(len(key_NSD), -1, width)
-    key_NDS = key_NSD.transpose(1, 2)
-    mask, share = (key_NSD.new_empty(1), 0) if added_N1S is None else (added_N1S, 1)
-    score_NGS = torch.baddbmm(mask, query_NGD, key_NDS, beta=share, alpha=scale)
-    return torch.bmm(score_NGS.softmax(-1), value_NSD).view(rows, heads, width)
-
-
-def added(mask_BS: Tensor, key_heads: int) -> Tensor:
-    """What is added to the scores of every row's key heads, N = B x K of them: N x 1 x S, 0 where the mask is 1 and a
-    row may look, minus infinity elsewhere."""
-    added_BS = torch.zeros(mask_BS.shape, device=mask_BS.device).masked_fill_(mask_BS == 0, -torch.inf)
-    return added_BS.repeat_interleave(key_heads, 0)[:, None]
 
 
 AttentionInterface.register(PACKED, packed_sdpa)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from agon_cli import lora, packing
-from agon_cli.attention import added, one_token, one_token_by_products
+from agon_cli.attention import one_token
 from agon_cli.engines.cache import RoomyLayer
 from agon_cli.forward import head
 
@@ -110,7 +110,6 @@ class ShortCut:
         self._causal, self._rotary = causal, decoder.rotary_emb
         self._embed, self._norm = decoder.embed_tokens, _norm(decoder.norm)
         self._head = lora.joint([causal.get_output_embeddings()], decoder.embed_tokens.weight, packed)
-        self._by_products = packed and decoder.embed_tokens.weight.dtype is torch.float32
         self._layers = [_Layer.of(layer, decoder.embed_tokens.weight, packed) for layer in decoder.layers]
 
     def on(self, cache: Any, most: int) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
@@ -134,11 +133,7 @@ class ShortCut:
         x_BH = self._embed(token_B)
         rows, half = len(token_B), turns_2TD.shape[-1] // 2
         cos_B1D, sin_B1D = turns_2TD[:, place_B, None].unbind()
-        attend: Callable[..., Tensor] = one_token
         mask = None if mask_BT is None else mask_BT[:, None, None].bool()
-        if self._by_products:
-            attend = one_token_by_products
-            mask = None if mask_BT is None else added(mask_BT, cache.layers[0].keys.shape[1])
         for layer, kept in zip(self._layers, cache.layers, strict=True):
             all_BND = layer.into_heads(layer.before_heads(x_BH)).view(rows, -1, layer.head_dim)
             turned = all_BND.shape[1] - kept.keys.shape[1]  # heads of queries and keys
@@ -148,7 +143,7 @@ class ShortCut:
                 both = torch.cat([layer.norm_query(both[:, :heads]), layer.norm_key(both[:, heads:])], 1)
             both = torch.addcmul(both * cos_B1D, both.roll(half, -1), sin_B1D)
             keys, values = kept.update(both[:, heads:, None], all_BND[:, turned:, None])
-            out_BHD = attend(both[:, :heads], keys, values, mask, layer.scale)
+            out_BHD = one_token(both[:, :heads], keys, values, mask, layer.scale)
             x_BH = layer.out_of_heads(out_BHD.reshape(rows, -1)).add_(x_BH)
             gate_BI, up_BI = layer.into_mlp(layer.before_mlp(x_BH)).chunk(2, -1)
             x_BH = layer.out_of_mlp(layer.activate(gate_BI).mul_(up_BI)).add_(x_BH)
