@@ -57,7 +57,9 @@ class Watch:
         lean.ShortCut._next_logits = step  # type: ignore[method-assign,assignment]
 
     def lines(self) -> list[str]:
-        """One line a row of figures."""
+        """One line a row of figures; ends the program where the engine went another way."""
+        if not any(name == "products" for _, name in self.seconds):
+            raise SystemExit("no weights were copied: too few tokens, or a torch without oneDNN")
         found = []
         for row, steps in sorted(self.steps.items()):
             whole, products, attention = (

@@ -10,7 +10,7 @@ import torch
 from peft.tuners.lora.layer import LoraLayer
 from torch.nn import functional
 
-from agon_cli import narrow, packing, wide
+from agon_cli import lora, narrow, packing, wide
 from agon_cli.engines import lean
 from agon_cli.engines.hf import HFEngine
 from agon_cli.outline import Outline
@@ -216,3 +216,28 @@ def test_without_the_library_few_rows_are_multiplied_another_way(tmp_path, monke
     asked.clear()
     HFEngine(policy, 4096).sample([Prompt("", (7, 8, 9), "")], "B", Sampling(1.0, 1.0, 0, 16, 16), [[1]])
     assert len(asked) >= 16
+
+
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("few", ["small", "large"])
+def test_layers_side_by_side_are_what_each_computes(tmp_path, monkeypatch, copied, dtype, few):
+    """q, k and v as `joint` computes them, k without a bias, v without an adapter: one row, and several."""
+    if copied and not packing._AVAILABLE:
+        pytest.skip("a torch without oneDNN")
+    monkeypatch.setattr("agon_cli.lora.SMALL", 1 << 30 if few == "small" else 0)
+    name = str(dtype).removeprefix("torch.")
+    policy = make_policy(tmp_path, dtype=name, lora={"rank": 4, "alpha": 8.0, "targets": ["q_proj", "k_proj"]})
+    with_biases(policy)
+    policy.seats["B"].model.set_adapter(policy.seats["B"].adapter)
+    heads = policy.seats["B"].model.get_base_model().get_decoder().layers[0].self_attn
+    heads.v_proj.bias = torch.nn.Parameter(torch.ones(len(heads.v_proj.weight)))
+    layers = [heads.q_proj, heads.k_proj, heads.v_proj.to(dtype)]
+    heads.q_proj.base_layer.to(dtype)  # its bias
+    for rows in (1, 5):
+        x_MI = torch.randn(rows, heads.q_proj.in_features, generator=torch.Generator().manual_seed(rows)).to(dtype)
+        with torch.no_grad():
+            found = lora.joint(layers, x_MI, copied)(x_MI)
+            wanted = torch.cat([layer(x_MI) for layer in layers], -1)
+        close = 1e-5 if dtype is torch.float32 else 0.05
+        torch.testing.assert_close(found, wanted, rtol=close, atol=close)

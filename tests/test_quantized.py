@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from agon_cli.engines.hf import HFEngine
 from agon_cli.policy import Policy
+from agon_cli.types import Prompt, Sampling
 from scripted import make_recipe, write_model
 
 bitsandbytes = pytest.importorskip("bitsandbytes")
@@ -41,10 +43,13 @@ def policy(tmp_path):
     return Policy(make_recipe(tmp_path / "model", model=model, players=players))
 
 
-def test_gradients_reach_every_layer_after_sampling(policy, monkeypatch):
+@pytest.mark.parametrize("completions", [1, 3])
+def test_gradients_reach_every_layer_after_sampling(policy, monkeypatch, completions):
+    """Sampling is where a 4-bit layer may be repacked for a kernel that has no backward pass."""
     monkeypatch.setattr("agon_cli.lora.SMALL", 0)  # else the plain layers would sum in another order
-    with torch.no_grad():  # where a 4-bit layer may be repacked for a kernel that has no backward pass
-        policy.logprobs("A", ROWS, 1.0)
+    seeds = list(range(completions))
+    (sampled,) = HFEngine(policy, 4096).sample([Prompt("", (7, 8, 9), "")], "A", Sampling(1.0, 1.0, 0, 6, 6), [seeds])
+    assert len(sampled) == completions
     quantised = gradients(policy)
     assert dequantise(policy.seats["A"].model) == 14
     for name, want in gradients(policy).items():

@@ -11,7 +11,7 @@ from torch import Tensor
 
 Head = Callable[[Tensor], Tensor]
 LOGITS_AT_ONCE = 1 << 24
-"""Logits of one chunk: 64 MiB in float32, of which two or three exist at a time."""
+"""Logits of one chunk: 64 MiB in float32, of which up to three exist at a time."""
 
 
 def token_logprobs(
@@ -21,7 +21,8 @@ def token_logprobs(
 
     Works through the M positions in chunks, and takes the gradient of each chunk while its logits are there, so that
     about `logits_at_once` logits exist at once, whatever M and the vocabulary are. Where the head itself is trained,
-    the chunk's logits are computed again in the backward pass.
+    the chunk's logits are computed again in the backward pass. Float32 logits are written over, so a head has to make
+    a tensor of its own, which its way back does not read.
     """
     if not len(targets_M):
         return hidden_MH.new_zeros(0, dtype=torch.float32)
@@ -94,7 +95,7 @@ class _ChunkOfTrainedHead(torch.autograd.Function):
         hidden_CH = hidden_CH.detach().requires_grad_()
         with torch.enable_grad():
             logits_CV = ctx.head(hidden_CH)
-        slope_CV = _slope(logits_CV.detach().float().div_(ctx.temperature), targets_C, normaliser_C)
+        slope_CV = _slope(logits_CV.detach().float() / ctx.temperature, targets_C, normaliser_C)
         slope_CV.mul_((-grads[0] / ctx.temperature)[:, None])
         torch.autograd.backward(logits_CV, slope_CV.to(logits_CV.dtype))  # reaches an adapter on the head, too
         return hidden_CH.grad, None, None, None
