@@ -218,13 +218,11 @@ def test_without_the_library_few_rows_are_multiplied_another_way(tmp_path, monke
     assert len(asked) >= 16
 
 
-@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("copied", [False, pytest.param(True, marks=needs_library)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("few", ["small", "large"])
 def test_layers_side_by_side_are_what_each_computes(tmp_path, monkeypatch, copied, dtype, few):
     """q, k and v as `joint` computes them, k without a bias, v without an adapter: one row, and several."""
-    if copied and not packing._AVAILABLE:
-        pytest.skip("a torch without oneDNN")
     monkeypatch.setattr("agon_cli.lora.SMALL", 1 << 30 if few == "small" else 0)
     name = str(dtype).removeprefix("torch.")
     policy = make_policy(tmp_path, dtype=name, lora={"rank": 4, "alpha": 8.0, "targets": ["q_proj", "k_proj"]})

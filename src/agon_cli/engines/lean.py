@@ -136,14 +136,13 @@ class ShortCut:
         mask = None if mask_BT is None else mask_BT[:, None, None].bool()
         for layer, kept in zip(self._layers, cache.layers, strict=True):
             all_BND = layer.into_heads(layer.before_heads(x_BH)).view(rows, -1, layer.head_dim)
-            turned = all_BND.shape[1] - kept.keys.shape[1]  # heads of queries and keys
-            both = all_BND[:, :turned]
-            heads = turned - kept.keys.shape[1]
+            key_heads = kept.keys.shape[1]  # as many for keys as for values, after those of queries
+            both = all_BND[:, :-key_heads]
             if layer.norm_query is not None and layer.norm_key is not None:
-                both = torch.cat([layer.norm_query(both[:, :heads]), layer.norm_key(both[:, heads:])], 1)
+                both = torch.cat([layer.norm_query(both[:, :-key_heads]), layer.norm_key(both[:, -key_heads:])], 1)
             both = torch.addcmul(both * cos_B1D, both.roll(half, -1), sin_B1D)
-            keys, values = kept.update(both[:, heads:, None], all_BND[:, turned:, None])
-            out_BHD = one_token(both[:, :heads], keys, values, mask, layer.scale)
+            keys, values = kept.update(both[:, -key_heads:, None], all_BND[:, -key_heads:, None])
+            out_BHD = one_token(both[:, :-key_heads], keys, values, mask, layer.scale)
             x_BH = layer.out_of_heads(out_BHD.reshape(rows, -1)).add_(x_BH)
             gate_BI, up_BI = layer.into_mlp(layer.before_mlp(x_BH)).chunk(2, -1)
             x_BH = layer.out_of_mlp(layer.activate(gate_BI).mul_(up_BI)).add_(x_BH)
