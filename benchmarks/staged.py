@@ -27,6 +27,10 @@ class ForcedLength:
         """As the engine's own."""
         self.inner.publish(player)
 
+    def origins(self, player: str) -> Sequence[str]:
+        """As the engine's own."""
+        return self.inner.origins(player)
+
     def rest(self) -> None:
         """As the engine's own."""
         self.inner.rest()

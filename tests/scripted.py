@@ -254,6 +254,9 @@ class ScriptedEngine:
     def publish(self, player: str) -> None:
         self.published.append(player)
 
+    def origins(self, player: str) -> list[str]:
+        return ["the script"]
+
     def rest(self) -> None: ...
 
     def close(self) -> None: ...

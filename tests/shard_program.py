@@ -130,7 +130,7 @@ class Beside:
         self.policy = policy
         self.copy = Policy(recipe, "cpu")
         self.sampler = HFEngine(self.copy, 65536)
-        self.sample = self.sampler.sample
+        self.sample, self.origins = self.sampler.sample, self.sampler.origins
 
     def publish(self, player: str) -> None:
         self.copy.load_adapter_state(player, self.policy.adapter_state(player)[0], "publish")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from agon_cli import cli
 from agon_cli.canary import Canary, share_of
+from agon_cli.compare.stage import on_stage
 from agon_cli.engines.hf import HFEngine
 from agon_cli.errors import Exit, GuardError
 from agon_cli.policy import Policy
@@ -18,6 +21,7 @@ from scripted import make_recipe, tokenizer, write_model
 TOK = tokenizer()
 IDS = tuple(TOK("<|user|> solve q3 : <|end|> <|assistant|>", add_special_tokens=False)["input_ids"])
 PROMPTS = {name: Prompt("", IDS) for name in "AB"}
+SEATS = ["--drafter", "package:agon_cli/tiny/base", "--solver", "package:agon_cli/tiny/base", "--recipe", "tiny"]
 
 
 class Copies:
@@ -26,6 +30,7 @@ class Copies:
 
     def __init__(self, policy: Policy, recipe, fault: str = "") -> None:
         self.trainer, self.own, self.fault = policy, Policy(recipe), fault
+        self.closed = False
         self.inner = HFEngine(self.own, 4096)
         for name in policy.seats:
             self.take(name)
@@ -50,6 +55,40 @@ class Copies:
         if self.fault == "processed":
             found = [[replace(completion, scored_at=1.0) for completion in row] for row in found]
         return found
+
+    def origins(self, player: str) -> list[str]:
+        return ["the engine"]
+
+    def rest(self) -> None: ...
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Several:
+    """An engine of several servers, which share out a sample's completions evenly, neighbours together."""
+
+    def __init__(self, *servers: Copies) -> None:
+        self.servers = servers
+
+    def publish(self, player: str) -> None:
+        for server in self.servers:
+            server.publish(player)
+
+    def sample(
+        self, prompts: Sequence[Prompt], player: str, sampling: Sampling, seeds: Sequence[Sequence[int]]
+    ) -> list[list[Completion]]:
+        ((prompt,), (row,)) = prompts, seeds
+        each = len(row) // len(self.servers)
+        assert each * len(self.servers) == len(row)
+        found = [
+            server.sample([prompt], player, sampling, [row[place * each : (place + 1) * each]])[0]
+            for place, server in enumerate(self.servers)
+        ]
+        return [[completion for part in found for completion in part]]
+
+    def origins(self, player: str) -> list[str]:
+        return [f"the server {place}" for place in range(len(self.servers))]
 
     def rest(self) -> None: ...
 
@@ -123,7 +162,7 @@ def test_a_publish_that_does_nothing_is_noticed(recipe, player):
 def test_another_base_is_noticed(recipe, tmp_path):
     policy = Policy(recipe)
     other = make_recipe(write_model(tmp_path / "other", seed=1), players={"A": {}, "B": {"noise": 0.05}})
-    with pytest.raises(GuardError, match="nats per token from the trainer's"):
+    with pytest.raises(GuardError, match="nats per token from the training model's"):
         Canary(policy, Copies(policy, other), PROMPTS, 24).start()
 
 
@@ -131,6 +170,54 @@ def test_log_probabilities_at_another_temperature_than_said_are_noticed(recipe):
     policy = Policy(recipe)
     with pytest.raises(GuardError, match="player A"):
         Canary(policy, Copies(policy, recipe, "processed"), PROMPTS, 24).start()
+
+
+@pytest.mark.parametrize("fault", ["base", "stale"])
+@pytest.mark.parametrize("place", [0, 2])
+def test_one_bad_server_of_three_is_named(recipe, fault, place):
+    """Averaged over all three, its distance would be a third of itself."""
+    policy = Policy(recipe)
+    train(policy, "A")
+    engine = Several(*(Copies(policy, recipe, fault if index == place else "") for index in range(3)))
+    canary = Canary(policy, engine, PROMPTS, 24)
+
+    def run() -> None:
+        canary.start()
+        train(policy, "A")
+        engine.publish("A")
+        canary.published("A")
+
+    with pytest.raises(GuardError, match=f"the server {place}") as caught:
+        run()
+    assert caught.value.code is Exit.GUARD
+    Canary(policy, Several(*(Copies(policy, recipe) for _ in range(3))), PROMPTS, 24).start()
+
+
+@pytest.mark.parametrize("words", [["eval", "tiny", "split.test=4", "split.dev=4"], ["cascade", *SEATS, "9 *5 +7"]])
+def test_commands_that_only_sample_ask_too(tmp_path, monkeypatch, capsys, words):
+    """An engine that does not do as it is told would otherwise give figures of something else."""
+    made: list[Copies] = []
+
+    def make(recipe, policy, *_):
+        made.append(Copies(policy, recipe, fault))
+        return made[-1]
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("agon_cli.engines.make", make)
+    fault = "processed"
+    assert cli.main(words) == Exit.GUARD
+    assert "nats per token from the training model's" in capsys.readouterr().err
+    assert made[0].closed
+    fault = ""
+    assert cli.main(words) == 0
+
+
+def test_what_a_comparison_evaluates_after_training_is_asked_for_too(tmp_path, monkeypatch):
+    words = ["steps=1", "rollout.problems=2", "split.dev=4", "split.test=4", "rollout.max_tokens=24"]
+    assert cli.main(["train", "tiny", *words, "--out", str(tmp_path / "run"), "-q"]) == 0
+    monkeypatch.setattr("agon_cli.engines.make", lambda recipe, policy, *_: Copies(policy, recipe, "processed"))
+    with pytest.raises(GuardError, match="nats per token"), on_stage(tmp_path / "run", SimpleNamespace(step=1)):
+        raise AssertionError("it took the stage")
 
 
 def test_rounding_alone_accuses_nobody():

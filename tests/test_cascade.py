@@ -11,9 +11,11 @@ import pytest
 
 import agon_cli
 from agon_cli import cli
+from agon_cli.cascade import Cascade, Settings
 from agon_cli.errors import UsageError
 from agon_cli.players import find, in_folder, recipe_of
 from agon_cli.questions import UNGRADED, batch_problems, read_problems
+from agon_cli.recipe import load
 from commands import agon
 
 SOURCE = Path(agon_cli.__file__).parents[1]
@@ -267,6 +269,31 @@ def test_two_bases_can_play_together(here, capsys, other_base):
     assert (found["drafter"], found["solver"]) == (other_base, "B")
     if found["summary"] is None:  # the solver then saw the plain prompt, as it would as a drafter
         assert found["final"]["prompt_tokens"] == record(capsys, "--drafter", "B", PROBLEM)["draft"]["prompt_tokens"]
+
+
+def test_engines_of_two_bases_share_a_gpu_and_the_first_is_closed_when_the_second_fails(here, monkeypatch, other_base):
+    class Engine:
+        closed = False
+
+        def close(self):
+            self.closed = True
+
+    made = []
+
+    def make(recipe, policy):
+        if made:
+            raise UsageError("no room", "")
+        assert recipe.engine.memory == 0.3
+        made.append(Engine())
+        return made[0]
+
+    monkeypatch.setattr("agon_cli.engines.make", make)
+    monkeypatch.setattr("agon_cli.cascade.confirm", lambda *_: None)
+    recipe = load("tiny", ["engine={type: vllm, memory: 0.6}"])
+    seats = [find(name, here / "runs/tiny", recipe) for name in (other_base, "B")]
+    with pytest.raises(UsageError, match="no room"):
+        Cascade(*seats, Settings(None, recipe, 0, None, False))  # B plays by its run's own recipe
+    assert made[0].closed
 
 
 def test_an_adapter_of_another_base_is_refused(here, tmp_path, capsys, other_base):

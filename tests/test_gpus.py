@@ -314,6 +314,23 @@ def test_mistakes_are_found_before_any_process_starts(tmp_path, monkeypatch, cap
     assert cli.main(["train", "tiny", "--gpus", "2", "--dry-run"]) == 0
 
 
+def test_another_number_of_processes_than_the_launchers_is_refused(tmp_path):
+    code, out, err = finished(tmp_path, "--gpus", "2", WORLD_SIZE="4", RANK="0")  # as torchrun sets them
+    assert (code, out) == (2, "")
+    assert "one of 4 processes already, not of 2" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_launcher_of_one_process_does_not_keep_the_others_from_being_started(tmp_path, monkeypatch):
+    """As a job of one pod has it: WORLD_SIZE=1 says nothing about this machine's GPUs."""
+    started = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setattr("agon_cli.launch.launch", lambda words, count, again: started.append(count))
+    assert cli.main(["train", "tiny", "--gpus", "2"]) == 0
+    assert started == [2]
+
+
 def test_a_refused_run_folder_is_told_once(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/mine.txt").write_text("precious")

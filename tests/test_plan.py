@@ -300,6 +300,36 @@ def test_what_fits_is_left_alone_and_what_never_can_is_said(shallow):
     assert fitting(planner, GIB // 4) is None  # the weights alone are more
 
 
+def share_of_vllm(model, gib, *words):
+    """What is to be changed so that this recipe fits into a GPU with vLLM beside it, and the planner that says so."""
+    recipe = load("qwen3-0.6b-deepmath", [f"model.id={model}", "engine={type: vllm}", *words])
+    planner = Planner(recipe, on_gpu=True, gpu_memory=int(gib * GIB))
+    return fitting(planner, int(0.9 * gib * GIB)), planner
+
+
+def test_vllms_share_of_a_gpu_is_what_shrinks_where_sampling_is_too_full(shallow):
+    changes, planner = share_of_vllm(shallow, 8, "engine.memory=0.89")
+    assert changes.keys() >= {"engine.memory"}
+    assert not changes.keys() & {"rollout.max_tokens", "engine.batch_tokens"}
+    advised = changed(planner.recipe, changes)
+    assert planner.memory(advised).peak <= 0.9 * 8 * GIB
+    more = changed(advised, {"engine.memory": advised.engine.memory + 0.01})
+    assert sum(planner.memory(more).sampling.values()) > 0.9 * 8 * GIB, "no more was taken than had to be"
+
+
+def test_vllms_share_of_a_gpu_holds_its_base_and_a_row(shallow):
+    width = 2048 + 12288
+    changes, planner = share_of_vllm(shallow, 8, "engine.memory=0.01")
+    (base,) = planner.bases
+    least = base.weights + 2 * 4 * 2 * 8 * 128 * width  # 2 bytes, keys and values of 4 layers
+    assert 0 <= changes["engine.memory"] * 8 * GIB - least < 0.01 * 8 * GIB + 1
+    assert share_of_vllm(shallow, 8, "engine.memory=0.5")[0].get("engine.memory") is None
+    changes, planner = share_of_vllm(shallow, 1.1)
+    assert changes["rollout.max_tokens"] < 12288, "a row's cache is what did not fit beside two copies of the weights"
+    assert planner.memory(changed(planner.recipe, changes)).peak <= 0.9 * 1.1 * GIB
+    assert share_of_vllm(shallow, 0.9)[0] is None, "both copies of the weights are more"
+
+
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
@@ -331,6 +361,17 @@ def test_a_dry_run_says_what_the_run_needs(capsys, tmp_path, monkeypatch):
     needs = json.loads(capsys.readouterr().out)["needs"]
     assert needs["bases"]["A"]["parameters"] == 153_664
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_on_several_gpus_needs_what_the_plan_says(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["plan", "tiny", "--gpus", "4", "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert cli.main(["train", "tiny", "--gpus", "4", "--dry-run", "--json"]) == 0
+    needs = json.loads(capsys.readouterr().out)["needs"]
+    assert needs["gpus"] == 4
+    for part in ("sizes", "tokens", "memory", "flops"):
+        assert needs[part] == planned[part]
 
 
 def test_a_model_out_of_reach_is_said_and_nothing_is_guessed(capsys, monkeypatch):
@@ -383,7 +424,8 @@ def test_smollm2_takes_what_was_planned(tmp_path, words):
 @pytest.mark.slow
 def test_a_probe_takes_a_step_at_the_caps(tmp_path):
     """In a process of its own: what this one has used by now would count."""
-    command = [sys.executable, "-m", "agon_cli.cli", "plan", "tiny", "rollout.problems=4", "--probe", "--json"]
+    command = [sys.executable, "-m", "agon_cli.cli", "plan", "tiny", "rollout.problems=8", "--gpus", "2", "--probe"]
+    command.append("--json")
     done = subprocess.run(command, env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     needs = json.loads(done.stdout)

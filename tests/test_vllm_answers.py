@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import tempfile
 import threading
@@ -17,7 +18,7 @@ import pytest
 from agon_cli import engines
 from agon_cli.engines.copies import rank_room
 from agon_cli.engines.vllm import _check as check
-from agon_cli.errors import Exit, GuardError, MachineError, UnreachableError, UsageError
+from agon_cli.errors import Exit, GuardError, MachineError, ResourceError, UnreachableError, UsageError
 from agon_cli.policy import Policy
 from agon_cli.types import Prompt, Sampling
 from scripted import make_recipe, tokenizer, write_model
@@ -45,6 +46,8 @@ class Fake:
         self.spoil: Callable[[dict[str, Any]], Any] = lambda answer: answer
         self.refuse: dict[str, tuple[int, Any]] = {}
         self.forget_after: int | None = None
+        self.under_way = self.most_under_way = 0
+        self.lock = threading.Lock()
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -68,7 +71,13 @@ class Fake:
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                self.reply(*(fake.refuse.get(self.path) or fake.answer(self.path, body)))
+                with fake.lock:
+                    fake.under_way += 1
+                    fake.most_under_way = max(fake.most_under_way, fake.under_way)
+                found = fake.refuse.get(self.path) or fake.answer(self.path, body)
+                with fake.lock:
+                    fake.under_way -= 1
+                self.reply(*found)
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_port}"
@@ -129,6 +138,72 @@ def test_every_seed_has_its_own_answer_and_servers_share_the_work(folder, fake):
     assert min(len(fake.asked), len(second.asked)) >= 16
     both.close()
     assert fake.adapters == second.adapters == {}
+
+
+def test_servers_work_side_by_side_each_on_so_many_at_once(folder, fake, monkeypatch):
+    """One whose share is far larger than what it works on at once does not hold up the next."""
+    monkeypatch.setattr("agon_cli.engines.server.AT_ONCE", 4)
+    second = Fake(str(folder))
+    both = engine(folder, fake, second)
+    met = threading.Barrier(8)
+
+    def meet(answer: dict[str, Any]) -> dict[str, Any]:
+        with suppress(threading.BrokenBarrierError):
+            met.wait(10)
+        return answer
+
+    fake.spoil = second.spoil = meet
+    both.sample([PROMPT], "A", SAMPLING, [range(100, 140)])
+    assert not met.broken, "eight questions were under way at all times"
+    assert fake.most_under_way == second.most_under_way == 4
+    both.close()
+
+
+def test_a_failure_breaks_off_what_else_is_under_way_and_asks_no_more(folder, fake):
+    """A second server that would answer in its own good time holds the error up as little as one that is gone."""
+    second = Fake(str(folder))
+    both = engine(folder, fake, second, timeout=60.0)
+    second.spoil = lambda answer: Dripped(json.dumps(answer).encode() + b" " * 1000)
+    fake.spoil = lambda answer: b"<html>"
+    began = time.monotonic()
+    with pytest.raises(GuardError, match=fake.url):
+        both.sample([PROMPT], "A", SAMPLING, [range(100, 140)])
+    assert time.monotonic() - began < 15
+    both.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts open files as Linux shows them")
+def test_connections_go_with_the_sample_that_opened_them(folder, fake):
+    one = engine(folder, fake)
+
+    def open_files() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    def settled(most: int) -> bool:
+        end = time.monotonic() + 5
+        while open_files() > most and time.monotonic() < end:
+            time.sleep(0.05)
+        return open_files() <= most
+
+    assert settled(before := open_files())
+    for _ in range(3):
+        one.sample([PROMPT], "A", SAMPLING, [range(100, 150)])
+        one.publish("A")
+    assert settled(before), f"{open_files()} open files, {before} before"
+    one.close()
+
+
+def test_no_room_for_a_connection_is_not_the_servers_fault(folder, fake, monkeypatch):
+    one = engine(folder, fake)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("socket.create_connection", full)
+    with pytest.raises(ResourceError, match="Too many open files") as caught:
+        one.sample([PROMPT], "A", SAMPLING, [[1]])
+    assert "ulimit -n" in caught.value.hint
+    one.close()
 
 
 def test_a_publish_replaces_the_players_adapter_and_no_other(folder, fake):
@@ -247,6 +322,33 @@ def test_an_answer_that_breaks_off_is_asked_for_again(folder, fake):
     fake.spoil = lambda answer: next(spoils, lambda whole: whole)(json.dumps(answer).encode())
     ((found,),) = one.sample([PROMPT], "A", SAMPLING, [[7]])
     assert found.ids == (27, EOS)
+
+
+def test_a_completion_that_the_server_broke_off_is_asked_for_again(folder, fake):
+    one = engine(folder, fake)
+    spoils = iter([spoiled(finish_reason="abort", token_ids=[20], logprobs={"token_logprobs": [-1.0]})])
+    fake.spoil = lambda answer: next(spoils, lambda whole: whole)(answer)
+    ((found,),) = one.sample([PROMPT], "A", SAMPLING, [[7]])
+    assert found.ids == (27, EOS)
+    assert len(fake.asked) == 2
+
+
+def test_a_silent_server_is_given_up_shortly_at_the_start(folder, fake, monkeypatch):
+    monkeypatch.setattr("agon_cli.engines.server.START_SECONDS", 0.5)
+    fake.refuse["/v1/models"] = (200, Dripped(b" " * 1000))
+    began = time.monotonic()
+    with pytest.raises(UnreachableError, match=r"away for 0\.5 s"):
+        engine(folder, fake, timeout=100.0)
+    assert time.monotonic() - began < 20
+
+
+def test_a_server_of_several_processes_needs_room_for_the_adapters_of_each(folder, fake, monkeypatch):
+    fake.room = 80
+    for processes, room in ((1, 2), (4, 8)):
+        monkeypatch.setenv("WORLD_SIZE", str(processes))
+        with pytest.raises(UsageError) as caught:
+            engine(folder, fake)
+        assert f"--max-loras {room} " in caught.value.hint
 
 
 def test_a_server_that_drips_is_away_like_one_that_is_silent(folder, fake):

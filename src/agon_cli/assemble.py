@@ -21,7 +21,7 @@ from agon_cli.recipe.schema import Recipe
 from agon_cli.rollout import Arena
 from agon_cli.sharding import shard
 from agon_cli.summaries import read, withhold
-from agon_cli.types import Problem
+from agon_cli.types import Problem, Prompt
 from agon_cli.verifiers import Verifier, judge
 from agon_cli.verifiers.code import SAMPLE
 
@@ -48,6 +48,11 @@ class World:
             "revisions": {name: commit for name, commit in self.splits.revisions.items() if commit},
             "prompts": _digest(self.recipe.prompts.model_dump(mode="json")),
         }
+
+    def telling_prompts(self) -> dict[str, Prompt]:
+        """What each player is asked when its engine is checked: the first training problem."""
+        first = self.splits.train[0]
+        return {name: renderer.plain(first) for name, renderer in self.arena.renderers.items()}
 
     def close(self) -> None:
         """End what runs beside this process: grading workers, and the engine's own."""

@@ -1,4 +1,4 @@
-"""Does the engine sample from the weights that are being trained? Asked at the start and after every publish.
+"""Does the engine sample from the weights it was given? Asked at the start and after every publish, of each server.
 
 The engine samples a few short completions of a fixed prompt from fixed seeds, and the trainer computes the
 log-probabilities of the same tokens at the temperature that the engine scores at. Two questions are put to the
@@ -34,7 +34,7 @@ The trainer's own rounding is in both ends, so a small distance between them dec
 @dataclass(frozen=True)
 class Finding:
     """`gap`: mean |engine - trainer| (nats per token). `told_apart`: the other weights which this sample could have
-    been found to come from, and was not."""
+    been found to come from, and was not. Of several servers: the largest gap, and what each was told apart from."""
 
     gap: float
     told_apart: frozenset[str]
@@ -64,14 +64,29 @@ class Canary:
 
     def check(self, player: str) -> Finding:
         """What the comparison finds. Raises GuardError where engine and trainer disagree, with both figures."""
-        seeds = [seed_of("canary", index) for index in range(ROWS)]
+        origins = self.engine.origins(player)
+        seeds = [seed_of("canary", index) for index in range(ROWS)] * len(origins)
         (completions,) = self.engine.sample([self.prompts[player]], player, self.sampling, [seeds])
+        own_M, others = self._trainer(player, completions), self._others(player, completions)
+        tokens = [
+            sum(len(row.ids) for row in completions[start : start + ROWS]) for start in range(0, len(seeds), ROWS)
+        ]
         said_M = torch.tensor([value for completion in completions for value in completion.logprobs])
-        own_M = self._trainer(player, completions)
+        parts = zip(origins, *(M.split(tokens) for M in (said_M, own_M, *others.values())), strict=True)
+        findings = [
+            self._judge(player, origin, said_M, own_M, dict(zip(others, of_others, strict=True)))
+            for origin, said_M, own_M, *of_others in parts
+        ]
+        told_apart = frozenset.intersection(*(finding.told_apart for finding in findings))
+        if _OLDER in told_apart or player not in self._left:
+            self._left[player] = self._weights(player)
+        return Finding(max(finding.gap for finding in findings), told_apart)
+
+    def _judge(self, player: str, origin: str, said_M: Tensor, own_M: Tensor, others: dict[str, Tensor]) -> Finding:
+        """The same of what one origin sampled, from log-probabilities under the weights in question."""
         gap = float((said_M - own_M).abs().mean())
         tolerance = TOLERANCE[_dtype(self.policy, player)]
-        hint = "the last checkpoint is untouched; a new run with engine.type=hf samples from what is trained"
-        others = self._others(player, completions)
+        hint = "what is saved is untouched; engine.type=hf samples from the adapter in this process"
         told_apart, suspects = set(), []
         for name, other_M in others.items():
             share, error = share_of(said_M - own_M, other_M - own_M)
@@ -82,19 +97,17 @@ class Canary:
         if suspects:
             away, name = min(suspects)
             raise GuardError(
-                f"player {player}: the engine samples from {name}: its log-probabilities are {away:.2g} nats per token "
-                f"from those, and {gap:.2g} from the trained weights'",
+                f"player {player}: {origin} samples from {name}: its log-probabilities are {away:.2g} nats per token "
+                f"from those, and {gap:.2g} from the adapter's",
                 hint,
             )
         if not gap <= tolerance:
             raise GuardError(
-                f"player {player}: the engine's log-probabilities are {gap:.2g} nats per token from the trainer's "
-                f"(mean {float(said_M.mean()):.2f} against {float(own_M.mean()):.2f}); {tolerance:g} is the most that "
-                "rounding explains",
-                f"does the engine have another base, or another dtype? {hint}",
+                f"player {player}: the log-probabilities of {origin} are {gap:.2g} nats per token from the training "
+                f"model's (mean {float(said_M.mean()):.2f} against {float(own_M.mean()):.2f}); {tolerance:g} is the "
+                "most that rounding explains",
+                f"does it have another base, or another dtype? {hint}",
             )
-        if _OLDER in told_apart or player not in self._left:
-            self._left[player] = self._weights(player)
         return Finding(gap, frozenset(told_apart))
 
     @torch.no_grad()
@@ -102,8 +115,12 @@ class Canary:
         self, player: str, completions: list[Completion], *, bare: bool = False, under: str | None = None
     ) -> Tensor:
         """The trainer's log-probabilities of a player's completions, under its weights, the base's or a rival's."""
-        rows = [(self.prompts[player].ids, completion.ids) for completion in completions]
-        return self.policy.logprobs(under or player, rows, completions[0].scored_at, bare=bare).float().cpu()
+        # Sound servers sample the same from the same seeds: that is computed once.
+        distinct = list(dict.fromkeys(completion.ids for completion in completions))
+        rows = [(self.prompts[player].ids, ids) for ids in distinct]
+        found_M = self.policy.logprobs(under or player, rows, completions[0].scored_at, bare=bare).float().cpu()
+        by_ids = dict(zip(distinct, found_M.split([len(ids) for ids in distinct]), strict=True))
+        return torch.cat([by_ids[completion.ids] for completion in completions])
 
     def _others(self, player: str, completions: list[Completion]) -> dict[str, Tensor]:
         """The trainer's log-probabilities under each set of weights that could be in use by mistake."""
@@ -128,6 +145,13 @@ class Canary:
     def _put(self, player: str, weights: dict[str, Tensor]) -> None:
         for name, parameter in self.policy.parameters(player).items():
             parameter.copy_(weights[name])
+
+
+def confirm(policy: Policy, engine: Engine, prompts: Mapping[str, Prompt], max_tokens: int) -> None:
+    """Check every player, as `Canary.published` does, for what samples without training. Raises GuardError."""
+    canary = Canary(policy, engine, prompts, max_tokens)
+    for player in prompts:
+        canary.published(player)
 
 
 _OLDER = "an older version of it"

@@ -6,18 +6,21 @@ Both stages are the very `draft` and `challenge` of training, with one completio
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agon_cli import engines, verifiers
 from agon_cli.assemble import renderers_of
+from agon_cli.canary import confirm
 from agon_cli.errors import UsageError
 from agon_cli.evaluate import arms, choose, direction
 from agon_cli.players import Found, could_be_base, find, recipe_of, take_seat, with_players
 from agon_cli.policy import Policy
 from agon_cli.questions import UNGRADED
 from agon_cli.recipe import Recipe, from_resolved, load
+from agon_cli.recipe.engine import VLLM
 from agon_cli.roles import Pairing
 from agon_cli.rollout import Arena, Phase, challenge, draft
 from agon_cli.runlog import find_run, read
@@ -27,6 +30,7 @@ from agon_cli.verifiers import Verifier
 
 CHUNK = 64
 """Problems answered at a time, so that a long batch shows results as it goes."""
+_ASKED = Problem("canary", "What is 2 + 2?", "4")
 
 
 @dataclass(frozen=True)
@@ -88,16 +92,28 @@ class Cascade:
         crews = [self.seats] if together else [{name: found} for name, found in self.seats.items()]
         self._policies: dict[str, Policy] = {}
         self._arenas: dict[str, Arena] = {}
-        for crew in crews:
-            recipe = settings.apply(contexts[next(iter(crew))], crew)
-            policy = Policy(recipe)
-            for name, found in crew.items():
-                take_seat(policy, name, found)
-            renderers = renderers_of(recipe, policy)
-            verifier = _GradesWithGold(verifiers.make(recipe))
-            arena = Arena(recipe, engines.make(recipe, policy), renderers, verifier, settings.greedy)
-            self._policies |= dict.fromkeys(crew, policy)
-            self._arenas |= dict.fromkeys(crew, arena)
+        self._open = ExitStack()
+        try:
+            for crew in crews:
+                recipe = _sharing(settings.apply(contexts[next(iter(crew))], crew), len(crews))
+                self._load(crew, recipe, settings.greedy)
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(self, crew: dict[str, Found], recipe: Recipe, greedy: bool) -> None:
+        """Players of one recipe, on one engine that samples from their adapters."""
+        policy = Policy(recipe)
+        for name, found in crew.items():
+            take_seat(policy, name, found)
+        renderers = renderers_of(recipe, policy)
+        verifier = _GradesWithGold(verifiers.make(recipe))
+        self._open.callback(verifier.close)
+        engine = engines.make(recipe, policy)
+        self._open.callback(engine.close)
+        confirm(policy, engine, {name: renderers[name].plain(_ASKED) for name in crew}, recipe.rollout.max_tokens)
+        self._policies |= dict.fromkeys(crew, policy)
+        self._arenas |= dict.fromkeys(crew, Arena(recipe, engine, renderers, verifier, greedy))
 
     def describe(self) -> dict[str, Any]:
         """Who plays, and every value that shapes a sample, by seat."""
@@ -166,9 +182,15 @@ class Cascade:
 
     def close(self) -> None:
         """Stop the verifiers and the engines."""
-        for arena in self._arenas.values():
-            arena.verifier.close()
-            arena.engine.close()
+        self._open.close()
+
+
+def _sharing(recipe: Recipe, engines: int) -> Recipe:
+    """The recipe of one of several engines, which divide what vLLM may take of a GPU."""
+    if not isinstance(recipe.engine, VLLM):
+        return recipe
+    share = recipe.engine.model_copy(update={"memory": recipe.engine.memory / engines})
+    return recipe.model_copy(update={"engine": share})
 
 
 @dataclass(frozen=True)

@@ -90,11 +90,13 @@ def train(
     from agon_cli.halt import Halt
 
     launch.attach()
+    if gpus > 1 and launch.processes() not in (1, gpus):
+        raise UsageError(f"this is one of {launch.processes()} processes already, not of {gpus}", "leave out --gpus")
     planned = session.plan(recipe, overrides or [], out, shard)
     if shard:
         sharding.check(planned.recipe, gpus)
     if dry_run:
-        plan = session.dry_run(planned, fresh)
+        plan = session.dry_run(planned, fresh, gpus)
         if as_json:
             _print_json("plan", plan)
         else:
@@ -112,7 +114,7 @@ def train(
                      for given in ([], until))  # fmt: skip
     others = [word for word in overrides or [] if not word.startswith(("method=", "method."))]
     grpo = shlex.join(["agon", "train", recipe, *others, "method=grpo", "--out", f"{planned.out}-grpo"])
-    if gpus > 1 and not launch.is_worker():
+    if gpus > 1 and launch.processes() == 1:
         launch.launch([*shlex.split(again)[1:], *(["--fresh"] if fresh else [])], gpus, again)
         return
     from agon_cli.console.observers import observer
@@ -278,7 +280,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.flush()
         except OSError:  # what is still buffered must not fail again at interpreter exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    if code and "WORLD_SIZE" in os.environ:
+    if code and os.environ.get("WORLD_SIZE", "1") != "1":
         os._exit(code)  # once a rank is lost, the threads of torch's transport can abort an orderly end
     return code
 

@@ -73,12 +73,12 @@ class Worker:
 
 def follows() -> bool:
     """Whether this process is a rank other than the first, whoever started it: it prints nothing but errors."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and os.environ.get("RANK", "0") != "0"
+    return processes() > 1 and os.environ.get("RANK", "0") != "0"
 
 
-def is_worker() -> bool:
-    """Whether this process was started by something that runs several of them."""
-    return "WORLD_SIZE" in os.environ
+def processes() -> int:
+    """How many processes this run has already been started in, by whatever launcher; 1 where it is alone."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def attach() -> None:

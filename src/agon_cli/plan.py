@@ -8,6 +8,7 @@ here they are only added up. Every figure is a bound: prompts and completions ar
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -117,6 +118,21 @@ class Planner:
         """Bytes that no choice of batches, checkpointing or length changes."""
         return _total(self._held(recipe)) + self.floor
 
+    def share(self, recipe: Recipe, room: int) -> Row | None:
+        """How to change `engine.memory`, in hundredths and as little as can be, so that it leaves training its weights
+        within `room` bytes and vLLM, for each base, its own and the cache of one row; empty where it does as it is,
+        None where no value does."""
+        assert isinstance(recipe.engine, VLLM)
+        assert self.gpu_memory is not None
+        width = recipe.rollout.max_prompt_tokens + recipe.rollout.max_tokens
+        each = max(base.weights + base.prefill(1, width)[1] for base in self.bases)
+        least = math.ceil(100 * len(self.bases) * each / self.gpu_memory)
+        most = math.floor(100 * (room - self.fixed(recipe)) / self.gpu_memory)
+        if least > most:
+            return None
+        present = 100 * recipe.engine.memory
+        return {} if least <= present <= most else {"engine.memory": min(max(least, present), most) / 100}
+
     def _whole(self, parts: dict[str, int], passing: dict[str, int]) -> dict[str, int]:
         """With what the runtime adds: its own floor, and blocks that are free but kept."""
         if not self.on_gpu:
@@ -186,12 +202,20 @@ def fitting(planner: Planner, room: int) -> Row | None:
     """Recipe values to change so that the plan stays within `room` bytes, by this module's own sums; empty when it does
     as it is, None when nothing here helps.
 
-    Micro-batches and sampling batches shrink first, which costs little time; then activations are computed again; only
-    then completions get shorter, which changes what is learnt.
+    What vLLM may take comes first; then micro-batches and sampling batches shrink, which costs little time; then
+    activations are computed again; only then completions get shorter, which changes what is learnt.
     """
     recipe, changes = planner.recipe, Row()
     if planner.fixed(recipe) > room:
         return None
+    if isinstance(recipe.engine, VLLM):
+        while (share := planner.share(recipe, room)) is None:
+            if recipe.rollout.max_tokens == 1:
+                return None
+            changes["rollout.max_tokens"] = recipe.rollout.max_tokens // 2
+            recipe = changed(planner.recipe, changes)
+        changes |= share
+        recipe = changed(planner.recipe, changes)
     for _ in range(64):
         memory = planner.memory(recipe)
         full = _total(memory.update) > room

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from agon_cli.assemble import World, assemble
-from agon_cli.costs import sizes
+from agon_cli.costs import Sizes, sizes
 from agon_cli.memory import peak_bytes
 from agon_cli.recipe.schema import Recipe
 from agon_cli.roles import pairing
@@ -19,8 +19,9 @@ from agon_cli.update import make_optimiser, update
 Row = dict[str, Any]
 
 
-def probe(recipe: Recipe) -> Row:
-    """Take the step and return the most memory that this process used (bytes), and seconds by phase.
+def probe(recipe: Recipe, gpus: int = 1) -> Row:
+    """Take the share of the step that one of `gpus` devices has; the most memory that this process used (bytes), and
+    seconds by phase.
 
     Prompts are as long as the recipe allows, of random tokens; every completion runs to its cap; every one counts in
     the update. Nothing is kept. Raises whatever a run raises, running out of memory before anything else.
@@ -29,7 +30,7 @@ def probe(recipe: Recipe) -> Row:
     world = assemble(recipe)
     try:
         loaded = time.perf_counter()
-        groups = _played(world)
+        groups = _played(world, sizes(recipe, gpus))
         world.arena.engine.rest()
         sampled = time.perf_counter()
         trained = recipe.method.players != "base"
@@ -45,9 +46,9 @@ def probe(recipe: Recipe) -> Row:
     return {"peak": peak_bytes(), "seconds": taken | {"step": done - loaded}}
 
 
-def _played(world: World) -> list[Group]:
+def _played(world: World, step: Sizes) -> list[Group]:
     """Drafts and challenges of a step at their caps."""
-    recipe, step = world.recipe, sizes(world.recipe)
+    recipe = world.recipe
     pair = pairing(0, recipe.cast, recipe.method.roles)
     found = []
     streams: list[tuple[Role, str, int]] = [("draft", pair.drafter, step.drafts)]

@@ -85,8 +85,9 @@ def sampling(recipe: Recipe) -> Row:
     return keys | {"max_prompt_tokens": rollout.max_prompt_tokens, "summary_tokens": recipe.summary.max_tokens}
 
 
-def dry_run(planned: Plan, fresh: bool) -> Row:
-    """What `train` would do, with the problems counted and what it needs; loads data and no weights, writes nothing.
+def dry_run(planned: Plan, fresh: bool, gpus: int) -> Row:
+    """What `train` would do, with the problems counted and what it needs on each of `gpus` devices; loads data and no
+    weights, writes nothing.
 
     `there` says what becomes of a run in the folder: `none` is there, it is `complete`, `goes on` or is `discarded`.
     Raises the UsageError that `train` would.
@@ -99,19 +100,19 @@ def dry_run(planned: Plan, fresh: bool) -> Row:
     if has_begun(planned.out):
         there = "discarded" if fresh else "complete" if is_complete(planned.out, planned.steps) else "goes on"
     problems = data.load(planned.recipe).sizes()
-    return planned.describe() | {"problems": problems, "there": there, "needs": needs(planned.recipe)}
+    return planned.describe() | {"problems": problems, "there": there, "needs": needs(planned.recipe, gpus=gpus)}
 
 
 def needs(recipe: Recipe, gpu_memory: float | None = None, gpus: int = 1, measure: bool = False) -> Row:
     """What a recipe will take on each of `gpus` devices of `gpu_memory` GiB, without its weights; `measure` also takes
-    one step as heavy as they come, under `probe`."""
+    one device's share of a step as heavy as they come, under `probe`."""
     from agon_cli.plan import GIB, estimate
 
     measured = None
     if measure:
         from agon_cli.probe import probe
 
-        measured = probe(recipe)
+        measured = probe(recipe, gpus)
     return estimate(recipe, int(gpu_memory * GIB) if gpu_memory else None, gpus) | {"probe": measured}
 
 
@@ -340,6 +341,7 @@ def evaluate(who: Entrant, mode: str | None, split: str, limit: int | None, samp
     """Figures of every arm on `split`, with the rows they come from. Where a cascade has several directions, the dev
     split is evaluated too, to choose one of them before looking at the test split."""
     from agon_cli.assemble import assemble
+    from agon_cli.canary import confirm
     from agon_cli.evaluate import arms, choose
     from agon_cli.evaluate import evaluate as rows_of
     from agon_cli.metrics import check_grading
@@ -352,6 +354,7 @@ def evaluate(who: Entrant, mode: str | None, split: str, limit: int | None, samp
         for name, found in who.seats.items():
             take_seat(world.policy, name, found)
             world.arena.engine.publish(name)
+        confirm(world.policy, world.arena.engine, world.telling_prompts(), who.recipe.rollout.max_tokens)
         _tell_problems(world, emit, limit)
         rows: list[Row] = []
         spent: list[Row] = []

@@ -43,7 +43,7 @@ from agon_cli.records import rollout_rows, step_metrics, telling_sample
 from agon_cli.roles import Pairing, pairing
 from agon_cli.rollout import play
 from agon_cli.runlog import RunFolder
-from agon_cli.types import Group, Prompt
+from agon_cli.types import Group
 from agon_cli.update import Budget, Update, learning_rate, make_optimiser, update
 
 Emit = Callable[..., None]
@@ -61,7 +61,7 @@ def train(world: World, run: RunFolder | None, emit: Emit, stop: Callable[[], bo
     optimisers = {name: make_optimiser(policy.parameters(name), recipe.optim) for name in recipe.cast}
     start, watch, grading = resume(world, run, optimisers, emit)
     budget = Budget(recipe.optim.micro_batch_tokens, lambda text: emit("warning", text=text))
-    canary = Canary(policy, world.arena.engine, telling_prompts(world), recipe.rollout.max_tokens)
+    canary = Canary(policy, world.arena.engine, world.telling_prompts(), recipe.rollout.max_tokens)
     canary.start()
     last = max(start, min(recipe.training_steps, until if until is not None else recipe.steps))
     for step in range(start, last):
@@ -93,12 +93,6 @@ def train(world: World, run: RunFolder | None, emit: Emit, stop: Callable[[], bo
     if last == recipe.training_steps and evaluate_if_due(world, run, last, emit):
         checkpoint(world, run, optimisers, last, emit)
     return last
-
-
-def telling_prompts(world: World) -> dict[str, Prompt]:
-    """What each player is asked when its engine is checked: the first training problem."""
-    first = world.splits.train[0]
-    return {name: renderer.plain(first) for name, renderer in world.arena.renderers.items()}
 
 
 def resume(

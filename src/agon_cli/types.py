@@ -126,6 +126,11 @@ class Engine(Protocol):
         """Use the player's present weights from the next sample on."""
         ...
 
+    def origins(self, player: str) -> Sequence[str]:
+        """What samples for the player, in words. Where it is several things, the completions of a sample are shared out
+        evenly among them, neighbours together."""
+        ...
+
     def rest(self) -> None:
         """No sample is wanted for a while: give back what memory can be given back."""
         ...

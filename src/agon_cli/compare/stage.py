@@ -60,6 +60,7 @@ def on_stage(run: Path, evaluated: Evaluated) -> Iterator[Stage]:
     """The run at its newest checkpoint, with its own recipe. Raises UsageError where that is not the step of its last
     evaluation, or where its base, problems or prompts are no longer those it was trained on."""
     from agon_cli.assemble import assemble
+    from agon_cli.canary import confirm
     from agon_cli.players import take_seat
     from agon_cli.session import entrant
 
@@ -75,6 +76,7 @@ def on_stage(run: Path, evaluated: Evaluated) -> Iterator[Stage]:
         for name, found in who.seats.items():
             take_seat(world.policy, name, found)
             world.arena.engine.publish(name)
+        confirm(world.policy, world.arena.engine, world.telling_prompts(), who.recipe.rollout.max_tokens)
         samples = evaluated.deployed().tally.samples
         yield Stage(world.arena, world.splits.test, evaluated.chosen, samples, who.step)
     finally:

@@ -37,6 +37,10 @@ class HFEngine:
         """The next sample reads the player's tensors where the optimiser wrote them; refuses an unknown player."""
         self.policy.seats[player]
 
+    def origins(self, player: str) -> list[str]:
+        """The engine alone."""
+        return ["the engine"]
+
     def rest(self) -> None:
         """Nothing to give back: caches end with the sample that made them."""
 

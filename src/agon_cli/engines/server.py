@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agon_cli import models
+from agon_cli import launch, models
 from agon_cli.engines.copies import Version, Versions, check_room, checked, rank_room, vocabulary
+from agon_cli.engines.host import Gone, Host, card_of, names
 from agon_cli.engines.wire import Away, Nonsense, Refused, Wire
-from agon_cli.errors import AgonError, GuardError, UnreachableError, UsageError
+from agon_cli.errors import AgonError, ResourceError, UnreachableError, UsageError
 from agon_cli.policy import Policy, Seat
 from agon_cli.recipe.engine import Server
 from agon_cli.recipe.schema import Model, Recipe
@@ -26,84 +28,9 @@ START_SECONDS = 30.0
 LEAVE_SECONDS = 3.0
 """How long a server may take to let go of an adapter when the run ends."""
 AT_ONCE = 256
-"""Questions under way at one server, which is what vLLM batches by default."""
+"""Questions under way at one server, each on a connection of its own: as many as vLLM batches by default."""
 _ANSWER_BYTES, _TOKEN_BYTES = 1 << 20, 4096
 """The longest answer that is read: so much, and so much more for every token asked for."""
-
-
-class _Gone(Exception):
-    """The server does not know the adapter: it has been restarted."""
-
-
-class _Host:
-    """One server: what it serves, which versions it has, and patience while it is away."""
-
-    def __init__(self, wire: Wire, patience: float, stopped: threading.Event) -> None:
-        self.wire = wire
-        self.patience = patience
-        self.away: str | None = None
-        """Why the server does not answer at the moment; None while it does."""
-        self._loaded: dict[str, Version] = {}
-        self._lock = threading.Lock()
-        self._stopped = stopped
-
-    def insist(self, attempt: Callable[[], T], how_to_start: str) -> T:
-        """What `attempt` returns, tried again with growing pauses while the server is away. Raises UnreachableError
-        once it has been away for `patience` seconds."""
-        since, pause = None, 0.1
-        while True:
-            began = time.monotonic()
-            try:
-                found = attempt()
-            except Away as error:
-                since, self.away = since or began, str(error)
-                left = since + self.patience - time.monotonic()
-                if left <= 0 or self._stopped.is_set():
-                    raise UnreachableError(
-                        f"the server {self.wire.url} has been away for {self.patience:g} s: {error}",
-                        f"start it again ({how_to_start}); what is saved is whole, and the same command goes "
-                        "on from it",
-                    ) from error
-                self._stopped.wait(min(pause, left))
-                pause = min(2 * pause, 5.0)
-            except Nonsense as error:
-                raise GuardError(
-                    f"the server {self.wire.url} gave {error}", "is it a vLLM server of version 0.32 or newer?"
-                ) from error
-            else:
-                self.away = None
-                return found
-
-    def cards(self) -> list[dict[str, Any]]:
-        """What the server lists: its base under every name it has, and adapters, which have a parent."""
-        found = self.wire.ask_json("/v1/models").get("data")
-        if not isinstance(found, list) or not all(isinstance(card, dict) for card in found):
-            raise Nonsense("a list of models that is none")
-        return found
-
-    def give(self, version: Version, check: Callable[[list[dict[str, Any]]], None]) -> None:
-        """See to it that the server has this version and no older one of the player. Raises UsageError for a server
-        that serves another base, or refuses."""
-        with self._lock:
-            if self._loaded.get(version.player) is version:
-                return
-            cards = self.cards()
-            check(cards)
-            names = {str(card.get("id")) for card in cards}
-            if version.name not in names:
-                body = {"lora_name": version.name, "lora_path": str(version.folder)}
-                self.wire.ask("/v1/load_lora_adapter", body)
-            family = version.name.removesuffix(str(version.number))
-            for name in names:
-                if name.startswith(family) and name != version.name and name.removeprefix(family).isdigit():
-                    self.wire.ask("/v1/unload_lora_adapter", {"lora_name": name})
-            self._loaded[version.player] = version
-
-    def forget(self, version: Version) -> None:
-        """The server has lost this version."""
-        with self._lock:
-            if self._loaded.get(version.player) is version:
-                del self._loaded[version.player]
 
 
 class ServerEngine:
@@ -129,9 +56,11 @@ class ServerEngine:
         self._room = recipe.rollout.max_prompt_tokens + recipe.rollout.max_tokens
         self._known = {name: vocabulary(seat) for name, seat in policy.seats.items()}
         patience = recipe.engine.timeout
-        wires = [Wire(url, patience) for url in dict.fromkeys(recipe.engine.urls)]
-        self._hosts = [_Host(wire, min(patience, START_SECONDS), self._stopped) for wire in wires]
+        early = min(patience, START_SECONDS)
+        self._hosts = [Host(Wire(url, early), early, self._stopped) for url in dict.fromkeys(recipe.engine.urls)]
         self._serving = self._assign()
+        for host in self._hosts:
+            host.patience = host.wire.silence = patience
         self._versions = Versions(policy, scratch)
         try:
             for name in policy.seats:
@@ -139,32 +68,31 @@ class ServerEngine:
         except BaseException:
             self.close()
             raise
-        for host in self._hosts:
-            host.patience = patience
 
-    def _assign(self) -> dict[str, list[_Host]]:
+    def _assign(self) -> dict[str, list[Host]]:
         """The servers of each player's base. Raises UsageError for a base without one, and a server without a use."""
-        listed = [self._listed(host, self._command(self._recipe.cast[0])) for host in self._hosts]
-        serving: dict[str, list[_Host]] = {}
+        how = self._command(self._recipe.cast[0])
+        listed = self._all(lambda host, _: self._listed(host, how), [(host, None) for host in self._hosts])
+        serving: dict[str, list[Host]] = {}
         for name in self.policy.seats:
             model = self._recipe.model_of(name)
             pairs = zip(self._hosts, listed, strict=True)
-            serving[name] = [host for host, cards in pairs if _card_of(model, cards) is not None]
+            serving[name] = [host for host, cards in pairs if card_of(model, cards) is not None]
             if not serving[name]:
                 raise UsageError(
-                    f"no server of engine.urls serves {model.id}; they serve {_names(listed)}",
+                    f"no server of engine.urls serves {model.id}; they serve {names(listed)}",
                     f"start one: {self._command(name)}",
                 )
         for host, cards in zip(self._hosts, listed, strict=True):
             if not any(host in hosts for hosts in serving.values()):
                 raise UsageError(
-                    f"the server {host.wire.url} serves {_names([cards])}, which no player has for a base",
+                    f"the server {host.wire.url} serves {names([cards])}, which no player has for a base",
                     "take it out of engine.urls, or start it with the recipe's base",
                 )
         return serving
 
     @staticmethod
-    def _listed(host: _Host, how: str) -> list[dict[str, Any]]:
+    def _listed(host: Host, how: str) -> list[dict[str, Any]]:
         try:
             return host.insist(host.cards, how)
         except Refused as error:
@@ -179,8 +107,7 @@ class ServerEngine:
         self.policy.seats[player]
         older = self._versions.newest.get(player)
         version = self._versions.write(player)
-        self._stopped.clear()
-        self._all(lambda host: self._give(host, version), self._serving[player])
+        self._all(self._give, [(host, version) for host in self._serving[player]])
         if older is not None:
             self._versions.drop(older)
 
@@ -196,23 +123,26 @@ class ServerEngine:
         check_room(prompts, sampling, self._room)
         rows = [(prompt, seed) for prompt, row in zip(prompts, seeds, strict=True) for seed in row]
         hosts = self._serving[player]
-        self._stopped.clear()
         # Neighbours, which share a prompt, go to the same server: it computes the prompt once.
-        asked = [(hosts[place * len(hosts) // len(rows)], *row) for place, row in enumerate(rows)]
-        found = iter(self._all(lambda row: self._completion(version, seat, sampling, *row), asked))
+        asked = [(hosts[place * len(hosts) // len(rows)], row) for place, row in enumerate(rows)]
+        found = iter(self._all(lambda host, row: self._completion(host, version, seat, sampling, *row), asked))
         return [[next(found) for _ in row] for row in seeds]
 
-    def _all(self, do: Callable[[S], T], items: Sequence[S]) -> list[T]:
-        """What `do` returns for the items, in order, done side by side; the first failure ends it all. Tells of a
-        server that is away for longer than a moment."""
-        if not items:
-            return []
-        workers = min(len(items), AT_ONCE * len(self._hosts))
+    def origins(self, player: str) -> list[str]:
+        """The servers of the player's base, by address."""
+        return [f"the server {host.wire.url}" for host in self._serving[player]]
+
+    def _all(self, do: Callable[[Host, S], T], asked: Sequence[tuple[Host, S]]) -> list[T]:
+        """What `do` returns for each server and item, in order. Servers work side by side, each on AT_ONCE items at
+        most; the first failure ends it all. Tells of a server that is away for longer than a moment."""
+        self._stopped.clear()
         told: set[str] = set()
-        pool = ThreadPoolExecutor(workers, "agon-ask")
+        counts = Counter(host for host, _ in asked)
+        pools = {host: ThreadPoolExecutor(min(count, AT_ONCE), "agon-ask") for host, count in counts.items()}
         futures: list[Future[T]] = []
         try:
-            futures += [pool.submit(do, item) for item in items]
+            for host, item in asked:
+                futures.append(pools[host].submit(do, host, item))
             left: Any = set(futures)
             while left:
                 done, left = wait(left, timeout=2.0, return_when=FIRST_EXCEPTION)
@@ -227,20 +157,24 @@ class ServerEngine:
             return [future.result() for future in futures]
         finally:
             self._stopped.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-            if any(not future.done() for future in futures):
-                for host in self._hosts:
+            for pool in pools.values():
+                pool.shutdown(wait=False, cancel_futures=True)
+            while any(future.running() for future in futures):  # one that is just connecting is broken off later
+                for host in pools:
                     host.wire.hang_up()
-            pool.shutdown(wait=True)
+                time.sleep(0.02)
+            for host, pool in pools.items():
+                pool.shutdown(wait=True)
+                host.wire.close()
 
-    def _give(self, host: _Host, version: Version) -> None:
+    def _give(self, host: Host, version: Version) -> None:
         how = self._command(version.player)
         try:
             host.insist(lambda: host.give(version, lambda cards: self._check(host, version.player, cards)), how)
         except Refused as error:
             raise self._refusal(host, version, error, how) from error
 
-    def _refusal(self, host: _Host, version: Version, error: Refused, how: str) -> AgonError:
+    def _refusal(self, host: Host, version: Version, error: Refused, how: str) -> AgonError:
         """What a server means that does not take an adapter."""
         server = f"the server {host.wire.url}"
         if error.status in (401, 403):
@@ -256,13 +190,13 @@ class ServerEngine:
             f"{server} does not take player {version.player}'s adapter: {error.words}", f"start it so: {how}"
         )
 
-    def _check(self, host: _Host, player: str, cards: list[dict[str, Any]]) -> None:
+    def _check(self, host: Host, player: str, cards: list[dict[str, Any]]) -> None:
         """Raises UsageError where a server no longer serves the player's base, or with too little room."""
         model, how = self._recipe.model_of(player), self._command(player)
-        card = _card_of(model, cards)
+        card = card_of(model, cards)
         if card is None:
             raise UsageError(
-                f"the server {host.wire.url} serves {_names([cards])}, not {model.id}", f"start it so: {how}"
+                f"the server {host.wire.url} serves {names([cards])}, not {model.id}", f"start it so: {how}"
             )
         room = card.get("max_model_len")
         if isinstance(room, int) and room < self._room:
@@ -272,7 +206,7 @@ class ServerEngine:
             )
 
     def _completion(
-        self, version: Version, seat: Seat, sampling: Sampling, host: _Host, prompt: Prompt, seed: int
+        self, host: Host, version: Version, seat: Seat, sampling: Sampling, prompt: Prompt, seed: int
     ) -> Completion:
         """One completion, asked for until it is there."""
         body = _question(version.name, prompt, seed, sampling, seat.stop_ids)
@@ -284,7 +218,7 @@ class ServerEngine:
                 answer = host.wire.ask_json("/v1/completions", body, limit)
             except Refused as error:
                 if error.status == 404:
-                    raise _Gone from error
+                    raise Gone from error
                 if error.status >= 500:
                     raise Away(str(error)) from error
                 raise
@@ -295,7 +229,7 @@ class ServerEngine:
             self._give(host, version)
             try:
                 return host.insist(ask, how)
-            except _Gone:
+            except Gone:
                 host.forget(version)
             except Refused as error:
                 raise UsageError(
@@ -310,7 +244,7 @@ class ServerEngine:
         extra = " --quantization bitsandbytes" if model.quantization == "nf4" else ""
         return (
             f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve {model_source(model)} --dtype {model.dtype}{extra} "
-            f"--max-model-len {self._room} --enable-lora --max-loras {bases.count(model)} "
+            f"--max-model-len {self._room} --enable-lora --max-loras {launch.processes() * bases.count(model)} "
             f"--max-lora-rank {rank_room(self._recipe.lora.rank)} --generation-config vllm"
         )
 
@@ -325,8 +259,9 @@ class ServerEngine:
             for host in self._serving[player]:
                 host.wire.hang_up()
                 host.wire.silence = min(host.wire.silence, LEAVE_SECONDS)
-                with suppress(Away, Refused, Nonsense):
+                with suppress(Away, Refused, Nonsense, ResourceError):
                     host.wire.ask("/v1/unload_lora_adapter", {"lora_name": version.name})
+                host.wire.close()
         self._versions.close()
 
 
@@ -334,21 +269,6 @@ def model_source(model: Model) -> str:
     """What `vllm serve` is given for a base: its Hub id, or the folder it lies in here."""
     place = models.locate(model.id)
     return f"{place.source} --revision {place.revision}" if place.revision else place.source
-
-
-def _card_of(model: Model, cards: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The server's entry for this base, under the recipe's name or by the folder it was loaded from."""
-    place = models.locate(model.id)
-    names = {model.id, model.id.partition("@")[0], place.source, str(Path(place.source).resolve())}
-    for card in cards:
-        if card.get("parent") is None and {str(card.get("id")), str(card.get("root"))} & names:
-            return card
-    return None
-
-
-def _names(listed: list[list[dict[str, Any]]]) -> str:
-    found = [str(card.get("id"))[:100] for cards in listed for card in cards if card.get("parent") is None]
-    return ", ".join(dict.fromkeys(found)) or "nothing"
 
 
 def _question(name: str, prompt: Prompt, seed: int, sampling: Sampling, stops: Sequence[int]) -> dict[str, Any]:
@@ -381,11 +301,14 @@ def _question(name: str, prompt: Prompt, seed: int, sampling: Sampling, stops: S
 
 
 def _read(answer: dict[str, Any], prompt: Prompt) -> tuple[list[int], list[float]]:
-    """Token ids and log-probabilities of the one completion in an answer to that prompt."""
+    """Token ids and log-probabilities of the one completion in an answer to that prompt. Raises Away for one that the
+    server broke off, as one that is being stopped or put to sleep does."""
     choices = answer.get("choices")
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
         raise Nonsense("an answer without its one completion")
     choice = choices[0]
+    if choice.get("finish_reason") == "abort":
+        raise Away("it broke the completion off")
     ids, scores = choice.get("token_ids"), choice.get("logprobs")
     logprobs = scores.get("token_logprobs") if isinstance(scores, dict) else None
     if not isinstance(ids, list) or not all(type(token) is int for token in ids):

@@ -19,6 +19,7 @@ import torch
 from agon_cli import models
 from agon_cli.engines.copies import Version, Versions, check_room, checked, rank_room, vocabulary
 from agon_cli.errors import MachineError, MissingExtra, ResourceError, UsageError
+from agon_cli.memory import release
 from agon_cli.policy import Policy, Seat
 from agon_cli.recipe.engine import VLLM
 from agon_cli.recipe.schema import Model, Recipe
@@ -113,6 +114,7 @@ class VLLMEngine:
         from vllm.lora.request import LoRARequest
 
         if base.asleep:
+            release()  # else what torch keeps of the update's memory is not vLLM's to take back
             base.llm.wake_up()
             base.asleep = False
         version, older = self._versions.newest[player], base.loaded.get(player)
@@ -125,6 +127,10 @@ class VLLMEngine:
             base.llm.llm_engine.add_lora(request)
             base.loaded[player] = version
         return request
+
+    def origins(self, player: str) -> list[str]:
+        """The engine alone."""
+        return ["the engine"]
 
     def rest(self) -> None:
         """Give the GPU back the cache and the copy of the base until the next sample; a CPU has nothing to give."""

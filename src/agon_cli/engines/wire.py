@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import io
 import json
@@ -15,7 +16,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from agon_cli.errors import UsageError
+from agon_cli.errors import ResourceError, UsageError
 
 CONNECT_SECONDS = 10.0
 _BUSY = (429, 502, 503, 504)
@@ -40,7 +41,8 @@ class Nonsense(Exception):
 
 
 class Wire:
-    """Questions to the server at `url`, from any number of threads, each with a connection of its own that it keeps.
+    """Questions to the server at `url`, from any number of threads, each with a connection of its own that it keeps
+    until `close`.
 
     A server whose answer is not there after `silence` seconds is away. A key in $VLLM_API_KEY is sent along.
     """
@@ -66,7 +68,7 @@ class Wire:
     def ask(self, path: str, body: Any = None, limit: int = 1 << 20) -> bytes:
         """The answer to a GET, or to a POST where there is a body; at most `limit` bytes.
 
-        Raises Away, Refused and Nonsense.
+        Raises Away, Refused and Nonsense; ResourceError where this process may open no more connections.
         """
         connection = self._connection()
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
@@ -85,6 +87,10 @@ class Wire:
                 raise http.client.IncompleteRead(content, response.length)
         except (OSError, http.client.HTTPException, ssl.SSLError) as error:
             self._drop(connection)
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                raise ResourceError(
+                    f"no connection to {self.url}: {error.strerror}", "allow more: ulimit -n 4096"
+                ) from error
             raise Away(plain(str(error)) or type(error).__name__) from error
         if len(content) > limit:
             self._drop(connection)
@@ -109,11 +115,20 @@ class Wire:
     def hang_up(self) -> None:
         """Break off every question under way, in all threads."""
         with self._lock:
+            held = list(self._open)
+        for connection in held:
+            socket_of_it = connection.sock  # read once: its thread may be putting it down
+            if socket_of_it is not None:
+                with suppress(OSError):
+                    socket_of_it.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Give up every connection, of threads that have ended too; none may have a question under way."""
+        with self._lock:
             held, self._open = self._open, set()
         for connection in held:
-            if connection.sock is not None:
-                with suppress(OSError):
-                    connection.sock.shutdown(2)
+            with suppress(OSError):
+                connection.close()
 
     def _patient(self, connection: http.client.HTTPConnection) -> None:
         """Once connected, an answer may take far longer than the connection did."""

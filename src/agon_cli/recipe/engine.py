@@ -19,7 +19,7 @@ class HF(Section):
 
 
 class VLLM(Section):
-    """vLLM in this process, beside the training model; needs the `vllm` extra."""
+    """vLLM in processes of its own on this machine, beside the training model; needs the `vllm` extra."""
 
     type: Literal["vllm"]
     memory: float = Field(0.5, gt=0, lt=1)
@@ -27,13 +27,13 @@ class VLLM(Section):
 
 
 class Server(Section):
-    """Running vLLM servers, started with runtime adapter loading and able to read the run folder."""
+    """Running vLLM servers, started with runtime adapter loading and able to read the folder that adapters lie in."""
 
     type: Literal["server"]
     urls: list[Annotated[str, Field(pattern=r"^https?://[^/@]+(/|$)")]] = Field(min_length=1)
     """Addresses such as http://127.0.0.1:8000; prompts are shared out among them."""
     timeout: float = Field(600.0, gt=0)
-    """Seconds that a server may be silent or away before the run stops, its state saved."""
+    """Seconds that one answer may take, or a server be away, before the run stops, its state saved."""
 
 
 Engine = Annotated[HF | VLLM | Server, Field(discriminator="type")]

@@ -221,7 +221,7 @@ class Optim(Section):
     """Rows x longest row that one backward pass holds; changes memory, never a gradient."""
     checkpointing: bool = False
     """Keep only each layer's input for the backward pass and compute the rest again: far less memory, about a third
-    more arithmetic, the same gradients."""
+    more arithmetic, the same gradients. A prompt that completions share is then computed for each of them."""
 
 
 class Split(Section):
