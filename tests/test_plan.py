@@ -300,6 +300,14 @@ def test_what_fits_is_left_alone_and_what_never_can_is_said(shallow):
     assert fitting(planner, GIB // 4) is None  # the weights alone are more
 
 
+@pytest.mark.parametrize("engine", ["{type: vllm}", "{type: server, urls: [http://127.0.0.1:1]}"])
+def test_time_with_vllm_is_that_of_sampling_with_transformers(shallow, engine):
+    """As the plan says of it; not that of one row after the other."""
+    alike = [load_small(shallow, "rollout.group_size=8", *more) for more in ([], [f"engine={engine}"])]
+    assert sizes(alike[0]) == sizes(alike[1])
+    assert sizes(alike[1]).sampled_rows > 1
+
+
 def share_of_vllm(model, gib, *words):
     """What is to be changed so that this recipe fits into a GPU with vLLM beside it, and the planner that says so."""
     recipe = load("qwen3-0.6b-deepmath", [f"model.id={model}", "engine={type: vllm}", *words])
@@ -363,6 +371,11 @@ def test_a_dry_run_says_what_the_run_needs(capsys, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def shown(capsys, *words):
+    assert cli.main([*words, "-q"]) == 0
+    return capsys.readouterr().out
+
+
 def test_a_dry_run_on_several_gpus_needs_what_the_plan_says(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["plan", "tiny", "--gpus", "4", "--json"]) == 0
@@ -370,6 +383,8 @@ def test_a_dry_run_on_several_gpus_needs_what_the_plan_says(capsys, tmp_path, mo
     assert cli.main(["train", "tiny", "--gpus", "4", "--dry-run", "--json"]) == 0
     needs = json.loads(capsys.readouterr().out)["needs"]
     assert needs["gpus"] == 4
+    assert "on each of 4" not in shown(capsys, "plan", "tiny")
+    assert "on each of 4" in shown(capsys, "plan", "tiny", "--gpus", "4")
     for part in ("sizes", "tokens", "memory", "flops"):
         assert needs[part] == planned[part]
 

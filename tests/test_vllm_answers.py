@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import sys
 import tempfile
 import threading
 import time
@@ -79,7 +80,12 @@ class Fake:
                     fake.under_way -= 1
                 self.reply(*found)
 
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Quiet(ThreadingHTTPServer):
+            def handle_error(self, *about: Any) -> None:
+                if not isinstance(sys.exc_info()[1], ConnectionError):  # a client that hangs up is none of its faults
+                    super().handle_error(*about)
+
+        self.http = Quiet(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_port}"
         threading.Thread(target=self.http.serve_forever, daemon=True).start()
 

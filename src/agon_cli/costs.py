@@ -84,10 +84,9 @@ def sizes(recipe: Recipe, gpus: int = 1) -> Sizes:
         math.ceil(count / gpus) for count in (rollout.problems, max(recipe.split.dev, recipe.split.test))
     )
     of_one_player = problems * (drafts if len(recipe.cast) > 1 else drafts + challenges)
-    asked, budget = (
-        max(problems * drafts, evaluated),
-        recipe.engine.batch_tokens if isinstance(recipe.engine, HF) else 0,
-    )
+    asked = max(problems * drafts, evaluated)
+    # Of another engine: as transformers would with the usual batches, which is what its time is taken from.
+    budget = (recipe.engine if isinstance(recipe.engine, HF) else HF(type="hf")).batch_tokens
     longest = rollout.max_prompt_tokens + rollout.max_tokens
     shortest = 1 + rollout.max_tokens
     return Sizes(

@@ -308,7 +308,7 @@ def notes(planner: Planner) -> list[str]:
     if isinstance(recipe.engine, VLLM) and planner.gpu_memory is None:
         found.append("vLLM takes engine.memory of a GPU: say which with --gpu-mem")
     if not isinstance(recipe.engine, HF):
-        found.append("time is that of sampling with transformers; vLLM is faster")
+        found.append("time is that of sampling with transformers here, not with vLLM")
     if planner.on_gpu and not torch.cuda.is_available():
         found.append("this machine has no GPU: time is this CPU's, and memory was not compared with a GPU's")
     if (crowded := busy()) is not None:

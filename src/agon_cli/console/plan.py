@@ -19,7 +19,8 @@ def show_needs(needs: Row) -> None:
     """Print a plan on stdout."""
     console = screen()
     memory = needs["memory"]
-    where = "GPU memory, at most" if needs["device"] == "gpu" else "memory of this process, about"
+    several = f" on each of {needs['gpus']}" if needs["gpus"] > 1 else ""
+    where = f"GPU memory{several}, at most" if needs["device"] == "gpu" else f"memory of a process{several}, about"
     table = Table(title=where, title_justify="left", box=None, pad_edge=False, title_style="bold")
     table.add_column("", no_wrap=True)
     for name in ("sampling", "update"):
@@ -49,12 +50,12 @@ def lines(needs: Row) -> Iterator[str]:
         f"tokens of the run, at most: {count(run['drafts'] + run['challenges'])} sampled in training, "
         f"{count(tokens['evaluation'])} in evaluations"
     )
-    speed = needs["speed"]
+    speed, whose = needs["speed"], "" if needs["gpus"] == 1 else " and device"
     yield (
         f"time, an estimate: {span(seconds['step'])} a step ({span(seconds['sampling'])} sampling, "
-        f"{span(seconds['update'])} update), {span(seconds['run'])} in all: {needs['flops']['step']:.2g} "
-        f"operations a step at the {speed['flops_decoding']:.2g} (sampling) and {speed['flops_update']:.2g} (update) "
-        "a second just measured here"
+        f"{span(seconds['update'])} update), {span(seconds['run'])} in all: {needs['flops']['step']:.2g} operations a "
+        f"step{whose} at the {speed['flops_decoding']:.2g} (sampling) and {speed['flops_update']:.2g} (update) a "
+        "second just measured here"
     )
     disk = needs["disk"]
     yield (
