@@ -338,6 +338,18 @@ def test_vllms_share_of_a_gpu_holds_its_base_and_a_row(shallow):
     assert share_of_vllm(shallow, 0.9)[0] is None, "both copies of the weights are more"
 
 
+@pytest.mark.parametrize("memory", ["0.29", "0.55", "0.56"])
+def test_advice_on_vllms_share_that_was_taken_is_not_given_again(shallow, memory):
+    """Times 100 each is a little less or more than a whole number, and here no other value would do."""
+    recipe = load("qwen3-0.6b-deepmath", [f"model.id={shallow}", "engine={type: vllm}", f"engine.memory={memory}"])
+    planner = Planner(recipe, on_gpu=True)
+    (base,) = planner.bases
+    least = base.weights + base.prefill(1, 2048 + 12288)[1]
+    planner.gpu_memory = int(least / (float(memory) - 0.005))
+    room = planner.fixed(recipe) + int((float(memory) + 0.005) * planner.gpu_memory)
+    assert planner.share(recipe, room) == {}
+
+
 # --- the command ----------------------------------------------------------------------------------------------------
 
 

@@ -130,7 +130,7 @@ class Planner:
         most = math.floor(100 * (room - self.fixed(recipe)) / self.gpu_memory)
         if least > most:
             return None
-        present = 100 * recipe.engine.memory
+        present = round(100 * recipe.engine.memory, 6)  # 100 x 0.29 is less than 29
         return {} if least <= present <= most else {"engine.memory": min(max(least, present), most) / 100}
 
     def _whole(self, parts: dict[str, int], passing: dict[str, int]) -> dict[str, int]:

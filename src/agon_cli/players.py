@@ -19,6 +19,8 @@ from agon_cli.runlog import is_run
 
 if TYPE_CHECKING:
     from agon_cli.policy import Policy
+    from agon_cli.rollout import Arena
+    from agon_cli.types import Prompt
 
 _CONFIG, _WEIGHTS, _RESOLVED = "adapter_config.json", "adapter_model.safetensors", "recipe.resolved.json"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
@@ -198,6 +200,19 @@ def take_seat(policy: Policy, player: str, found: Found) -> None:
     except (OSError, SafetensorError) as error:
         raise UsageError(f"{found.adapter / _WEIGHTS} cannot be read: {error}", "save the adapter again") from error
     policy.load_adapter_state(player, tensors, str(found.adapter))
+
+
+def take_seats(policy: Policy, arena: Arena, prompts: dict[str, Prompt], seats: dict[str, Found]) -> None:
+    """Put found players into the policy, for its engine to sample from, and see by these prompts that it does.
+
+    Raises UsageError for an adapter of another base or shape, GuardError where the engine samples from something else.
+    """
+    from agon_cli.canary import confirm
+
+    for name, found in seats.items():
+        take_seat(policy, name, found)
+        arena.engine.publish(name)
+    confirm(policy, arena.engine, prompts, arena.recipe.rollout.max_tokens)
 
 
 def with_players(recipe: Recipe, seats: dict[str, Found], preset: str, **sections: Any) -> Recipe:

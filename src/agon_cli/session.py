@@ -341,20 +341,16 @@ def evaluate(who: Entrant, mode: str | None, split: str, limit: int | None, samp
     """Figures of every arm on `split`, with the rows they come from. Where a cascade has several directions, the dev
     split is evaluated too, to choose one of them before looking at the test split."""
     from agon_cli.assemble import assemble
-    from agon_cli.canary import confirm
     from agon_cli.evaluate import arms, choose
     from agon_cli.evaluate import evaluate as rows_of
     from agon_cli.metrics import check_grading
-    from agon_cli.players import take_seat
+    from agon_cli.players import take_seats
 
     mode = mode or who.recipe.method.deploy
     emit("phase", name="load")
     world = assemble(who.recipe)
     try:
-        for name, found in who.seats.items():
-            take_seat(world.policy, name, found)
-            world.arena.engine.publish(name)
-        confirm(world.policy, world.arena.engine, world.telling_prompts(), who.recipe.rollout.max_tokens)
+        take_seats(world.policy, world.arena, world.telling_prompts(), who.seats)
         _tell_problems(world, emit, limit)
         rows: list[Row] = []
         spent: list[Row] = []

@@ -60,8 +60,7 @@ def on_stage(run: Path, evaluated: Evaluated) -> Iterator[Stage]:
     """The run at its newest checkpoint, with its own recipe. Raises UsageError where that is not the step of its last
     evaluation, or where its base, problems or prompts are no longer those it was trained on."""
     from agon_cli.assemble import assemble
-    from agon_cli.canary import confirm
-    from agon_cli.players import take_seat
+    from agon_cli.players import take_seats
     from agon_cli.session import entrant
 
     who = entrant(str(run), [], None)
@@ -73,10 +72,7 @@ def on_stage(run: Path, evaluated: Evaluated) -> Iterator[Stage]:
     world = assemble(who.recipe)
     try:
         _check_inputs(run, world)
-        for name, found in who.seats.items():
-            take_seat(world.policy, name, found)
-            world.arena.engine.publish(name)
-        confirm(world.policy, world.arena.engine, world.telling_prompts(), who.recipe.rollout.max_tokens)
+        take_seats(world.policy, world.arena, world.telling_prompts(), who.seats)
         samples = evaluated.deployed().tally.samples
         yield Stage(world.arena, world.splits.test, evaluated.chosen, samples, who.step)
     finally:

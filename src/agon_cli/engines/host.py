@@ -106,7 +106,7 @@ def card_of(model: Model, cards: list[dict[str, Any]]) -> dict[str, Any] | None:
     return None
 
 
-def names(listed: list[list[dict[str, Any]]]) -> str:
+def bases_in(listed: list[list[dict[str, Any]]]) -> str:
     """The bases in what servers list, in words."""
     found = [str(card.get("id"))[:100] for cards in listed for card in cards if card.get("parent") is None]
     return ", ".join(dict.fromkeys(found)) or "nothing"

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from agon_cli import launch, models
 from agon_cli.engines.copies import Version, Versions, check_room, checked, rank_room, vocabulary
-from agon_cli.engines.host import Gone, Host, card_of, names
+from agon_cli.engines.host import Gone, Host, bases_in, card_of
 from agon_cli.engines.wire import Away, Nonsense, Refused, Wire
 from agon_cli.errors import AgonError, ResourceError, UnreachableError, UsageError
 from agon_cli.policy import Policy, Seat
@@ -80,13 +80,13 @@ class ServerEngine:
             serving[name] = [host for host, cards in pairs if card_of(model, cards) is not None]
             if not serving[name]:
                 raise UsageError(
-                    f"no server of engine.urls serves {model.id}; they serve {names(listed)}",
+                    f"no server of engine.urls serves {model.id}; they serve {bases_in(listed)}",
                     f"start one: {self._command(name)}",
                 )
         for host, cards in zip(self._hosts, listed, strict=True):
             if not any(host in hosts for hosts in serving.values()):
                 raise UsageError(
-                    f"the server {host.wire.url} serves {names([cards])}, which no player has for a base",
+                    f"the server {host.wire.url} serves {bases_in([cards])}, which no player has for a base",
                     "take it out of engine.urls, or start it with the recipe's base",
                 )
         return serving
@@ -196,7 +196,7 @@ class ServerEngine:
         card = card_of(model, cards)
         if card is None:
             raise UsageError(
-                f"the server {host.wire.url} serves {names([cards])}, not {model.id}", f"start it so: {how}"
+                f"the server {host.wire.url} serves {bases_in([cards])}, not {model.id}", f"start it so: {how}"
             )
         room = card.get("max_model_len")
         if isinstance(room, int) and room < self._room:
