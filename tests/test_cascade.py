@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import agon_cli
-from agon_cli import cli
+from agon_cli import cli, engines
 from agon_cli.cascade import Cascade, Settings
 from agon_cli.errors import UsageError
 from agon_cli.players import find, in_folder, recipe_of
@@ -163,6 +163,30 @@ def test_words_that_a_players_tokenizer_does_not_know_are_told(here, capsys):
     assert (code, err) == (0, "")
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("cascade", "--drafter", "A", "--solver", "B", PROBLEM), ["it is away", "it is away"]),
+        (("eval", "runs/tiny", "--mode", "single", "--limit", "2"), ["it serves nobody", "it is away", "it is away"]),
+    ],
+)
+def test_what_an_engine_waits_for_is_told(here, capsys, monkeypatch, words, told):
+    """Of a server that nobody needs a cascade does not speak: its other player may need it."""
+    make = engines.make
+
+    def waiting(recipe, policy, scratch=None, tell=lambda text: None):
+        tell("it serves nobody")
+        engine = make(recipe, policy)
+        sample = engine.sample
+        monkeypatch.setattr(engine, "sample", lambda *given: (tell("it is away"), sample(*given))[1])
+        return engine
+
+    monkeypatch.setattr(engines, "make", waiting)
+    code, out, _ = agon(capsys, *words, "--json")
+    assert code == 0
+    assert [row["text"] for row in map(json.loads, out.splitlines()) if row["event"] == "warning"] == told
+
+
 def test_a_batch_keeps_its_order_and_each_line_is_what_it_would_be_alone(here, tmp_path, capsys):
     questions = [PROBLEM, "2 *3 +2", "0 *7 +1", PROBLEM]
     lines = [{"question": questions[0], "gold": 7}, {"problem": questions[1]},
@@ -280,7 +304,7 @@ def test_engines_of_two_bases_share_a_gpu_and_the_first_is_closed_when_the_secon
 
     made = []
 
-    def make(recipe, policy):
+    def make(recipe, policy, **_):
         if made:
             raise UsageError("no room", "")
         assert recipe.engine.memory == 0.3

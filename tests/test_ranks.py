@@ -178,7 +178,39 @@ def test_alone_nothing_is_sent_and_nothing_is_changed(monkeypatch):
     assert (ALONE.gather(3), ALONE.told(lambda: 4), ALONE.whole([1, 2])) == ([3], 4, [1, 2])
 
 
-@pytest.mark.parametrize("said", ["soon", "-1", "0", "inf", "nan"])
+@pytest.mark.parametrize(
+    ("said", "blamed"),
+    [
+        ({"WORLD_SIZE": "abc"}, "WORLD_SIZE=abc is no number from 1"),
+        ({"WORLD_SIZE": "1.5"}, "WORLD_SIZE=1.5"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0"),
+        ({"WORLD_SIZE": "-1"}, "WORLD_SIZE=-1"),
+        ({"WORLD_SIZE": "9" * 5000}, "WORLD_SIZE=999"),
+        ({"WORLD_SIZE": "\u0664"}, "WORLD_SIZE="),
+        ({"WORLD_SIZE": "4", "RANK": "abc"}, "RANK=abc is no number from 0"),
+        ({"WORLD_SIZE": "4", "RANK": "4"}, "RANK=4 is not below WORLD_SIZE=4"),
+        ({"RANK": "1"}, "RANK=1 is not below WORLD_SIZE=1"),
+        ({"WORLD_SIZE": "4"}, "RANK and MASTER_ADDR and MASTER_PORT not"),
+        ({"WORLD_SIZE": "4", "RANK": "1", "MASTER_ADDR": "127.0.0.1"}, "WORLD_SIZE=4 is set, MASTER_PORT not"),
+    ],
+)
+def test_a_place_among_processes_that_is_none_is_refused(monkeypatch, said, blamed):
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=blamed) as caught:
+        join()
+    assert len(caught.value.message) < 100
+
+
+def test_empty_values_say_nothing(monkeypatch):
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "")
+    assert join() == ALONE
+
+
+@pytest.mark.parametrize("said", ["soon", "-1", "0", "inf", "nan", "1e300"])
 def test_a_waiting_time_that_is_none_is_refused(monkeypatch, said):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("AGON_RANK_TIMEOUT", said)

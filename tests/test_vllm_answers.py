@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import resource
+import signal
+import subprocess
 import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,11 +22,12 @@ from typing import Any
 
 import pytest
 
-from agon_cli import engines
+from agon_cli import engines, models
 from agon_cli.engines.copies import rank_room
 from agon_cli.engines.vllm import _check as check
 from agon_cli.errors import Exit, GuardError, MachineError, ResourceError, UnreachableError, UsageError
 from agon_cli.policy import Policy
+from agon_cli.recipe import load
 from agon_cli.types import Prompt, Sampling
 from scripted import make_recipe, tokenizer, write_model
 
@@ -44,6 +51,7 @@ class Fake:
         self.base, self.room = base, 128
         self.adapters: dict[str, str] = {}
         self.asked: list[int] = []
+        self.keys: list[str | None] = []
         self.spoil: Callable[[dict[str, Any]], Any] = lambda answer: answer
         self.refuse: dict[str, tuple[int, Any]] = {}
         self.forget_after: int | None = None
@@ -68,6 +76,7 @@ class Fake:
                         self.wfile.write(content[start : start + 1] if isinstance(value, Dripped) else content)
 
             def do_GET(self) -> None:
+                fake.keys.append(self.headers["Authorization"])
                 self.reply(*(fake.refuse.get(self.path) or (200, {"data": fake.cards()})))
 
             def do_POST(self) -> None:
@@ -95,6 +104,8 @@ class Fake:
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         if path == "/v1/load_lora_adapter":
+            if body["lora_name"] in self.adapters:
+                return 400, {"error": {"message": f"The lora adapter '{body['lora_name']}' has already been loaded."}}
             assert (Path(body["lora_path"]) / "adapter_model.safetensors").is_file()
             self.adapters[body["lora_name"]] = body["lora_path"]
             return 200, b"Success"
@@ -176,6 +187,28 @@ def test_a_failure_breaks_off_what_else_is_under_way_and_asks_no_more(folder, fa
         both.sample([PROMPT], "A", SAMPLING, [range(100, 140)])
     assert time.monotonic() - began < 15
     both.close()
+
+
+def test_an_interrupt_leaves_no_question_under_way_even_one_that_nobody_has_kept(folder, fake, monkeypatch):
+    """Ctrl-C may come between a question's being given to a thread and its being written down."""
+    one = engine(folder, fake, timeout=60.0)
+    fake.spoil = lambda answer: Dripped(json.dumps(answer).encode() + b" " * 1000)
+    submit = ThreadPoolExecutor.submit
+
+    def interrupted(pool: ThreadPoolExecutor, *work: Any) -> Any:
+        submit(pool, *work)
+        while not fake.under_way and not fake.asked:
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        one.sample([PROMPT], "A", SAMPLING, [range(100, 140)])
+    assert time.monotonic() - began < 15
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("agon-ask")]
+    one.close()
+    assert fake.adapters == {}
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts open files as Linux shows them")
@@ -339,6 +372,96 @@ def test_a_completion_that_the_server_broke_off_is_asked_for_again(folder, fake)
     assert len(fake.asked) == 2
 
 
+def test_a_full_disk_is_no_bug(folder, fake):
+    """safetensors' own way to write a file hides what the system said. A file size limit stands for the full disk."""
+    one = engine(folder, fake)
+    before, limit = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limit[1]))  # the configuration fits, the weights do not
+    try:
+        with pytest.raises(ResourceError, match="disk full while writing an adapter"):
+            one.publish("A")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, before)
+    one.close()
+    assert fake.adapters == {}
+
+
+@pytest.mark.parametrize("key", ["s3cret\n", " s3cret ", "s3\ncret", "s3cr\u0435t", "s3 cret", "\x00s3cret"])
+def test_a_key_is_sent_whole_or_refused_and_never_shown(folder, fake, monkeypatch, key):
+    monkeypatch.setattr("os.environ", {**os.environ, "VLLM_API_KEY": key})
+    if key.strip() == "s3cret":
+        one = engine(folder, fake)
+        one.close()
+        assert set(fake.keys) == {"Bearer s3cret"}
+        return
+    with pytest.raises(UsageError, match="VLLM_API_KEY has a character that no key has") as caught:
+        engine(folder, fake)
+    told = "".join(traceback.format_exception(caught.value)) + caught.value.hint
+    assert "cret" not in told
+    assert fake.keys == []
+
+
+def test_one_server_under_several_spellings_is_one(folder, fake):
+    told: list[str] = []
+    plain = f"http://127.0.0.1:{fake.http.server_port}"
+    urls = [plain, f"{plain}/", f"{plain}/v1", f"{plain}/v1/", f"{plain}//"]
+    recipe = make_recipe(folder, engine={"type": "server", "urls": urls})
+    one = engines.make(recipe, Policy(recipe), tell=told.append)
+    assert one.origins("A") == [f"the server {plain}"]
+    one.close()
+    assert told == []
+
+
+def test_one_server_under_two_names_takes_every_adapter_once(folder, fake):
+    """Which of two names an adapter was loaded under, or given back, does not matter to the other."""
+    port = fake.http.server_port
+    names = [f"http://127.0.0.1:{port}", f"http://localhost:{port}"]
+    recipe = make_recipe(folder, engine={"type": "server", "urls": names, "timeout": 5.0})
+    meet = threading.Barrier(2)
+    listed = fake.cards
+
+    def both_at_once() -> list[dict[str, Any]]:
+        cards = listed()
+        with suppress(threading.BrokenBarrierError):
+            meet.wait(0.5)
+        return cards
+
+    fake.cards = both_at_once  # both lists are taken before either name is loaded
+    one = engines.make(recipe, Policy(recipe))
+    one.publish("A")
+    assert len(fake.adapters) == 2
+    one.sample([PROMPT], "A", SAMPLING, [range(100, 110)])
+    one.close()
+    assert fake.adapters == {}
+
+
+def test_a_server_that_nobody_here_needs_is_told_of_and_not_asked(folder, fake):
+    """Two bases have a server each: what plays with one base alone leaves the other's in peace."""
+    told: list[str] = []
+    other = Fake("someone/else")
+    recipe = make_recipe(folder, engine={"type": "server", "urls": [other.url, fake.url]})
+    one = engines.make(recipe, Policy(recipe), tell=told.append)
+    one.sample([PROMPT], "A", SAMPLING, [[1, 2]])
+    one.close()
+    assert (len(fake.asked), other.asked) == (2, [])
+    assert told == [f"the server {other.url} serves someone/else, which no player here has for a base: it is not asked"]
+
+
+@pytest.mark.parametrize("key", ["engine.timeout=1e10", "verifier.timeout=1e300"])
+def test_a_time_that_no_clock_can_count_is_refused(key):
+    with pytest.raises(UsageError, match="must be at most"):
+        load("tiny", ["engine.type=server", "engine.urls=[http://127.0.0.1:1]", key])
+
+
+def test_tls_where_none_is_spoken_is_refused_at_once(folder, fake):
+    recipe = make_recipe(folder, engine={"type": "server", "urls": [f"https{fake.url[4:]}"], "timeout": 20.0})
+    began = time.monotonic()
+    with pytest.raises(UsageError, match="does not speak TLS"):
+        engines.make(recipe, Policy(recipe))
+    assert time.monotonic() - began < 10
+
+
 def test_a_silent_server_is_given_up_shortly_at_the_start(folder, fake, monkeypatch):
     monkeypatch.setattr("agon_cli.engines.server.START_SECONDS", 0.5)
     fake.refuse["/v1/models"] = (200, Dripped(b" " * 1000))
@@ -373,7 +496,54 @@ def test_a_server_that_does_not_answer_at_the_end_holds_it_up_only_shortly(folde
     assert time.monotonic() - began < 5
 
 
-@pytest.mark.parametrize("url", ["http://a b", "http://x..y", "http://h/\u00e4", "http://h:99999", "http://["])
+def test_silent_servers_are_left_side_by_side_each_at_its_first_silence(folder, monkeypatch):
+    monkeypatch.setattr("agon_cli.engines.server.LEAVE_SECONDS", 1.0)
+    fakes = [Fake(str(folder)) for _ in range(4)]
+    many = engine(folder, *fakes)
+    for fake in fakes:
+        fake.refuse["/v1/unload_lora_adapter"] = (200, Dripped(b"x" * 100))
+    began = time.monotonic()
+    many.close()
+    assert time.monotonic() - began < 3.5, "eight adapters at a second each took eight"
+
+
+TINY = "package:agon_cli/tiny/base"
+
+
+@pytest.mark.parametrize(
+    "words", [["eval", "tiny"], ["cascade", "--drafter", TINY, "--solver", TINY, "--recipe", "tiny.yaml", "1 + 1"]]
+)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_takes_the_adapters_back(tmp_path, number, words):
+    """From the server, and from the folder they were written to."""
+    fake = Fake(models.locate(TINY).source)
+    fake.room, fake.spoil = 8192, lambda answer: asked.set() or Dripped(json.dumps(answer).encode() + b" " * 1000)
+    asked = threading.Event()
+    here, temporary = tmp_path / "here", tmp_path / "temporary"
+    here.mkdir()
+    temporary.mkdir()
+    (here / "tiny.yaml").write_text(
+        f"model: {{id: '{TINY}'}}\ndata: {{type: tiny}}\nengine: {{type: server, urls: ['{fake.url}']}}\n"
+    )
+    given = ["engine.type=server", f"engine.urls=[{fake.url}]"] if words[0] == "eval" else []
+    process = subprocess.Popen(
+        [sys.executable, "-m", "agon_cli.cli", *words, *given], cwd=here, env={**os.environ, "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert asked.wait(60), process.communicate(timeout=10)
+    assert fake.adapters
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (128 + number, ""), err
+    assert "Traceback" not in err
+    assert fake.adapters == {}
+    assert list(temporary.iterdir()) == []
+
+
+ADDRESSES = ["http://a b", "http://x..y", "http://h/\u00e4", "http://h:99999", "http://[", "http://h:0"]
+
+
+@pytest.mark.parametrize("url", ADDRESSES)
 def test_an_address_that_is_none_is_refused(folder, url):
     recipe = make_recipe(folder, engine={"type": "server", "urls": [url]})
     with pytest.raises(UsageError, match="is no address"):

@@ -5,7 +5,7 @@ Both stages are the very `draft` and `challenge` of training, with one completio
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +92,8 @@ class Cascade:
         crews = [self.seats] if together else [{name: found} for name, found in self.seats.items()]
         self._policies: dict[str, Policy] = {}
         self._arenas: dict[str, Arena] = {}
+        self.tell: Callable[[str], None] = lambda text: None
+        """Hears of waits while answers are made. Not before: a crew's engine would tell of the other crew's server."""
         self._open = ExitStack()
         try:
             for crew in crews:
@@ -109,7 +111,7 @@ class Cascade:
         renderers = renderers_of(recipe, policy)
         verifier = _GradesWithGold(verifiers.make(recipe))
         self._open.callback(verifier.close)
-        engine = engines.make(recipe, policy)
+        engine = engines.make(recipe, policy, tell=lambda text: self.tell(text))
         self._open.callback(engine.close)
         confirm(policy, engine, {name: renderers[name].plain(_ASKED) for name in crew}, recipe.rollout.max_tokens)
         self._policies |= dict.fromkeys(crew, policy)

@@ -19,6 +19,7 @@ from typer.main import get_command
 
 from agon_cli import __version__, compare_commands, data_commands
 from agon_cli.errors import AgonError, Exit, UsageError
+from agon_cli.halt import orderly_end
 from agon_cli.memory import collect_as_usual, collect_rarely
 from agon_cli.options import AllowUnsafe, AsJson, Overrides, Quiet, RecipeArgument
 
@@ -86,12 +87,11 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Train the players of RECIPE. The same command again goes on where it stopped."""
-    from agon_cli import launch, session, sharding
+    from agon_cli import environment, launch, session, sharding
     from agon_cli.halt import Halt
 
     launch.attach()
-    if gpus > 1 and launch.processes() not in (1, gpus):
-        raise UsageError(f"this is one of {launch.processes()} processes already, not of {gpus}", "leave out --gpus")
+    environment.check_asked(gpus)
     planned = session.plan(recipe, overrides or [], out, shard)
     if shard:
         sharding.check(planned.recipe, gpus)
@@ -114,12 +114,12 @@ def train(
                      for given in ([], until))  # fmt: skip
     others = [word for word in overrides or [] if not word.startswith(("method=", "method."))]
     grpo = shlex.join(["agon", "train", recipe, *others, "method=grpo", "--out", f"{planned.out}-grpo"])
-    if gpus > 1 and launch.processes() == 1:
+    if gpus > 1 and environment.processes() == 1:
         launch.launch([*shlex.split(again)[1:], *(["--fresh"] if fresh else [])], gpus, again)
         return
     from agon_cli.console.observers import observer
 
-    as_json, quiet = as_json and not launch.follows(), quiet or launch.follows()
+    as_json, quiet = as_json and not environment.follows(), quiet or environment.follows()
     with Halt(quiet or as_json) as halt:
         with observer(as_json, quiet) as listen:
             result = session.train(planned, ["agon", *sys.argv[1:]], fresh, max_steps, listen, halt, again)
@@ -233,8 +233,9 @@ def cascade(
         try:
             pair.check(problems)
             shown.begin(pair.describe())
+            pair.tell = lambda text: listen("warning", text=text)
             for text in pair.unknown(problems):
-                listen("warning", text=text)
+                pair.tell(text)
             for exchange in pair.answer(problems, lambda name: listen("phase", name=name)):
                 shown(record(exchange, pair))
         finally:
@@ -288,7 +289,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     try:
         command = get_command(app)
-        with command.make_context("agon", words.copy()) as context:
+        with orderly_end(), command.make_context("agon", words.copy()) as context:
             command.invoke(context)
         sys.stdout.flush()
     except typer.Exit as stop:

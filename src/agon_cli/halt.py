@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -61,6 +62,24 @@ class Halt:
         if not self._quiet:
             text = f"\n{self.signal.name}: finishing this step, then saving; a second signal ends at once\n"
             _write_error(text.encode())
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came while nothing waited for it."""
+
+
+@contextmanager
+def orderly_end() -> Iterator[None]:
+    """SIGTERM unwinds what is under way, as Ctrl-C does, so that what it holds on disk and at servers is let go."""
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(number: int, _: FrameType | None) -> None:
+    raise Terminated
 
 
 def _write_error(text: bytes) -> None:

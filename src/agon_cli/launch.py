@@ -71,16 +71,6 @@ class Worker:
 # --- in a worker ------------------------------------------------------------------------------------------------------
 
 
-def follows() -> bool:
-    """Whether this process is a rank other than the first, whoever started it: it prints nothing but errors."""
-    return processes() > 1 and os.environ.get("RANK", "0") != "0"
-
-
-def processes() -> int:
-    """How many processes this run has already been started in, by whatever launcher; 1 where it is alone."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
 def attach() -> None:
     """In a process that `launch` started: end when the parent does. Does nothing in any other."""
     global _to_parent

@@ -22,11 +22,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
+from agon_cli import environment
 from agon_cli.errors import GuardError, LostRank, MachineError, UsageError
 
 T = TypeVar("T")
 PATIENCE = 1800.0
 """Seconds that a rank waits for the others before it gives up, unless AGON_RANK_TIMEOUT says otherwise."""
+LONGEST_PATIENCE = 604800.0
 
 
 @dataclass(frozen=True)
@@ -167,22 +169,24 @@ def join() -> Ranks:
 
     On a machine with GPUs each process takes the one of its local rank, and gradients travel over NCCL; else all run on
     the CPU, over gloo. Raises MachineError when there are fewer GPUs than processes, LostRank when the others stay
-    away.
+    away, UsageError for an environment that says nothing sensible.
     """
-    size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    size, rank = environment.processes(), environment.rank()
     if size == 1:
         return ALONE
     patience = _patience()
     if torch.cuda.is_available():
-        local, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        local, gpus = environment.local_rank(), torch.cuda.device_count()
         if local >= gpus:
             raise MachineError(
                 f"process {local + 1} of this machine finds {gpus} GPU{'s' * (gpus != 1)}", f"use --gpus {gpus}"
             )
         torch.cuda.set_device(local)
+    store = os.environ.get("AGON_STORE")
+    if not store:
+        environment.check_meeting()
     from accelerate import PartialState
 
-    store = os.environ.get("AGON_STORE")
     meeting = {"init_method": f"file://{store}", "rank": rank, "world_size": size} if store else {}
     ranks = Ranks(rank, size, patience)
     with ranks._waiting():
@@ -197,6 +201,9 @@ def _patience() -> float:
         seconds = float(said)
     except ValueError:
         seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise UsageError(f"AGON_RANK_TIMEOUT={said} is no number of seconds above 0", "leave it out for 1800")
+    if not 0 < seconds <= LONGEST_PATIENCE:
+        raise UsageError(
+            f"AGON_RANK_TIMEOUT={said} is no number of seconds above 0, up to {LONGEST_PATIENCE:g}",
+            "leave it out for 1800",
+        )
     return seconds

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agon_cli.errors import DISK_FULL, AgonError, Exit, ResourceError, Stopped, UsageError
-from agon_cli.halt import Halt
+from agon_cli.halt import Halt, Terminated
 from agon_cli.manifest import describe
 from agon_cli.memory import is_out_of_memory
 from agon_cli.recipe import Recipe, load, locate, resolved
@@ -348,7 +348,7 @@ def evaluate(who: Entrant, mode: str | None, split: str, limit: int | None, samp
 
     mode = mode or who.recipe.method.deploy
     emit("phase", name="load")
-    world = assemble(who.recipe)
+    world = assemble(who.recipe, tell=lambda text: emit("warning", text=text))
     try:
         take_seats(world.policy, world.arena, world.telling_prompts(), who.seats)
         _tell_problems(world, emit, limit)
@@ -375,6 +375,8 @@ def failure(error: BaseException) -> AgonError | None:
     """The error a user can act on behind any exception; None for a bug."""
     if isinstance(error, AgonError):
         return error
+    if isinstance(error, Terminated):
+        return Stopped("terminated", "", Exit.SIGTERM)
     if isinstance(error, KeyboardInterrupt):
         return Stopped("interrupted", "", Exit.SIGINT)
     if isinstance(error, OSError) and error.errno in DISK_FULL:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agon_cli import launch
+from agon_cli import environment
 from agon_cli.errors import UsageError
 
 if TYPE_CHECKING:  # what is refused is refused before anything heavy is loaded
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # what is refused is refused before anything heavy is loaded
 def check(recipe: Recipe, gpus: int) -> None:
     """Raises UsageError where a recipe's bases cannot be laid over `gpus` processes, or those that a launcher
     started."""
-    if gpus == 1 and launch.processes() == 1:
+    if gpus == 1 and environment.processes() == 1:
         raise UsageError("--shard lays a base over several processes, and this is one", "add --gpus N")
     if recipe.engine.type != "server":
         raise UsageError(

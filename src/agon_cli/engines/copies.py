@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors.torch import save_file
+from safetensors.torch import save as to_bytes
 
 from agon_cli.errors import DISK_FULL, GuardError, ResourceError, UsageError
 from agon_cli.policy import Policy, Seat
@@ -76,7 +76,8 @@ class Versions:
             version.folder.mkdir()
             (version.folder / "adapter_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
             contiguous = {key: tensor.contiguous() for key, tensor in tensors.items()}
-            save_file(contiguous, version.folder / "adapter_model.safetensors", metadata={"format": "pt"})
+            content = to_bytes(contiguous, metadata={"format": "pt"})  # its save_file hides what the disk said
+            (version.folder / "adapter_model.safetensors").write_bytes(content)
         except OSError as error:
             raise _unwritable(error, version.folder) from error
         self.newest[player] = version

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from agon_cli import models
 from agon_cli.engines.copies import Version
-from agon_cli.engines.wire import Away, Nonsense, Wire
+from agon_cli.engines.wire import Away, Nonsense, Refused, Wire
 from agon_cli.errors import GuardError, UnreachableError
 from agon_cli.recipe.schema import Model
 
@@ -75,19 +75,25 @@ class Host:
         with self._lock:
             if self._loaded.get(version.player) is version:
                 return
-            if self._stopped.is_set():
-                raise Away("it is no longer asked")
             cards = self.cards()
             check(cards)
             names = {str(card.get("id")) for card in cards}
             if version.name not in names:
-                body = {"lora_name": version.name, "lora_path": str(version.folder)}
-                self.wire.ask("/v1/load_lora_adapter", body)
+                self._ask("load", version.name, {"lora_path": str(version.folder)})
             family = version.name.removesuffix(str(version.number))
             for name in names:
                 if name.startswith(family) and name != version.name and name.removeprefix(family).isdigit():
-                    self.wire.ask("/v1/unload_lora_adapter", {"lora_name": name})
+                    self._ask("unload", name, {})
             self._loaded[version.player] = version
+
+    def _ask(self, do: str, name: str, more: dict[str, str]) -> None:
+        """Load or unload an adapter. A refusal is none where it is done: by another name of the same server, or by its
+        having started again."""
+        try:
+            self.wire.ask(f"/v1/{do}_lora_adapter", {"lora_name": name, **more})
+        except Refused:
+            if any(card.get("id") == name for card in self.cards()) != (do == "load"):
+                raise
 
     def forget(self, version: Version) -> None:
         """The server has lost this version."""

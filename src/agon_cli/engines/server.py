@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agon_cli import launch, models
+from agon_cli import environment, models
 from agon_cli.engines.copies import Version, Versions, check_room, checked, rank_room, vocabulary
 from agon_cli.engines.host import Gone, Host, bases_in, card_of
 from agon_cli.engines.wire import Away, Nonsense, Refused, Wire
@@ -57,7 +57,8 @@ class ServerEngine:
         self._known = {name: vocabulary(seat) for name, seat in policy.seats.items()}
         patience = recipe.engine.timeout
         early = min(patience, START_SECONDS)
-        self._hosts = [Host(Wire(url, early), early, self._stopped) for url in dict.fromkeys(recipe.engine.urls)]
+        wires = {wire.url: wire for wire in (Wire(url, early) for url in recipe.engine.urls)}
+        self._hosts = [Host(wire, early, self._stopped) for wire in wires.values()]
         self._serving = self._assign()
         for host in self._hosts:
             host.patience = host.wire.silence = patience
@@ -70,7 +71,7 @@ class ServerEngine:
             raise
 
     def _assign(self) -> dict[str, list[Host]]:
-        """The servers of each player's base. Raises UsageError for a base without one, and a server without a use."""
+        """The servers of each player's base; tells of one that is of no use. Raises UsageError for a base without."""
         how = self._command(self._recipe.cast[0])
         listed = self._all(lambda host, _: self._listed(host, how), [(host, None) for host in self._hosts])
         serving: dict[str, list[Host]] = {}
@@ -85,9 +86,9 @@ class ServerEngine:
                 )
         for host, cards in zip(self._hosts, listed, strict=True):
             if not any(host in hosts for hosts in serving.values()):
-                raise UsageError(
-                    f"the server {host.wire.url} serves {bases_in([cards])}, which no player has for a base",
-                    "take it out of engine.urls, or start it with the recipe's base",
+                self._tell(
+                    f"the server {host.wire.url} serves {bases_in([cards])}, which no player here has for a base: "
+                    "it is not asked"
                 )
         return serving
 
@@ -136,6 +137,8 @@ class ServerEngine:
         """What `do` returns for each server and item, in order. Servers work side by side, each on AT_ONCE items at
         most; the first failure ends it all. Tells of a server that is away for longer than a moment."""
         self._stopped.clear()
+        for host in self._hosts:
+            host.wire.resume()
         told: set[str] = set()
         counts = Counter(host for host, _ in asked)
         pools = {host: ThreadPoolExecutor(min(count, AT_ONCE), "agon-ask") for host, count in counts.items()}
@@ -159,10 +162,8 @@ class ServerEngine:
             self._stopped.set()
             for pool in pools.values():
                 pool.shutdown(wait=False, cancel_futures=True)
-            while any(future.running() for future in futures):  # one that is just connecting is broken off later
-                for host in pools:
-                    host.wire.hang_up()
-                time.sleep(0.02)
+            # Asks the wires, not the futures: an interrupt may have come before a question's future was kept.
+            _hang_up(pools)
             for host, pool in pools.items():
                 pool.shutdown(wait=True)
                 host.wire.close()
@@ -244,7 +245,7 @@ class ServerEngine:
         extra = " --quantization bitsandbytes" if model.quantization == "nf4" else ""
         return (
             f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve {model_source(model)} --dtype {model.dtype}{extra} "
-            f"--max-model-len {self._room} --enable-lora --max-loras {launch.processes() * bases.count(model)} "
+            f"--max-model-len {self._room} --enable-lora --max-loras {environment.processes() * bases.count(model)} "
             f"--max-lora-rank {rank_room(self._recipe.lora.rank)} --generation-config vllm"
         )
 
@@ -254,15 +255,40 @@ class ServerEngine:
     def close(self) -> None:
         """Take this run's adapters off the servers that answer, and delete them. Safe to call twice."""
         self._stopped.set()
+        _hang_up(self._hosts)
         versions, self._versions.newest = self._versions.newest, {}
-        for player, version in versions.items():
-            for host in self._serving[player]:
-                host.wire.hang_up()
-                host.wire.silence = min(host.wire.silence, LEAVE_SECONDS)
-                with suppress(Away, Refused, Nonsense, ResourceError):
-                    host.wire.ask("/v1/unload_lora_adapter", {"lora_name": version.name})
-                host.wire.close()
+        leaving = [
+            threading.Thread(
+                target=_leave, args=(host, [v for name, v in versions.items() if host in self._serving[name]])
+            )
+            for host in self._hosts
+        ]
+        for thread in leaving:
+            thread.start()
+        for thread in leaving:
+            thread.join()
         self._versions.close()
+
+
+def _hang_up(hosts: Iterable[Host]) -> None:
+    """Break off what is under way at these servers; returns once nothing is, and nothing can begin."""
+    while True:
+        for host in hosts:
+            host.wire.hang_up()
+        if not any(host.wire.busy for host in hosts):
+            return
+        time.sleep(0.02)
+
+
+def _leave(host: Host, versions: Sequence[Version]) -> None:
+    """Take these adapters off one server, up to its first silence."""
+    host.wire.resume()
+    host.wire.silence = min(host.wire.silence, LEAVE_SECONDS)
+    with suppress(Away, Nonsense, ResourceError, UsageError):
+        for version in versions:
+            with suppress(Refused):
+                host.wire.ask("/v1/unload_lora_adapter", {"lora_name": version.name})
+    host.wire.close()
 
 
 def model_source(model: Model) -> str:

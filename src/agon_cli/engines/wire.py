@@ -21,6 +21,13 @@ from agon_cli.errors import ResourceError, UsageError
 CONNECT_SECONDS = 10.0
 _BUSY = (429, 502, 503, 504)
 """Statuses by which a server, or what stands before it, says that it may answer later."""
+_NO_TLS = {
+    "WRONG_VERSION_NUMBER": "what answers there does not speak TLS",
+    "HTTP_REQUEST": "what answers there does not speak TLS",
+    "CERTIFICATE_VERIFY_FAILED": "this machine does not trust its certificate",
+}
+"""What no waiting mends, by the reason that OpenSSL gives."""
+_TLS_HINT = "write http:// for a server without TLS; SSL_CERT_FILE names further certificates to trust"
 
 
 class Away(Exception):
@@ -42,9 +49,10 @@ class Nonsense(Exception):
 
 class Wire:
     """Questions to the server at `url`, from any number of threads, each with a connection of its own that it keeps
-    until `close`.
+    until `close`. `self.url` is the address in its plainest spelling.
 
-    A server whose answer is not there after `silence` seconds is away. A key in $VLLM_API_KEY is sent along.
+    A server whose answer is not there after `silence` seconds is away. A key in $VLLM_API_KEY is sent along. Raises
+    UsageError for an address, or a key, that is none.
     """
 
     def __init__(self, url: str, silence: float) -> None:
@@ -56,24 +64,46 @@ class Wire:
             self._host.encode("idna")
             if any(character <= " " or character > "~" for character in self._host + parts.path):
                 raise ValueError("it has a character that no address has")
+            if self._port == 0:
+                raise ValueError("nothing listens on port 0")
         except ValueError as error:
             raise UsageError(f"engine.urls: {url!r} is no address: {error}", "such as http://127.0.0.1:8000") from error
-        self._path = parts.path.rstrip("/").removesuffix("/v1")
-        self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{self._path}"
+        self._path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
+        self.url = f"{parts.scheme}://{_netloc(self._host, self._port, self._secure)}{self._path}"
         self.silence = silence
+        self._key = _key()
         self._own = threading.local()
         self._open: set[http.client.HTTPConnection] = set()
+        self._under_way = 0
+        self._asks = True
         self._lock = threading.Lock()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a question is under way."""
+        return self._under_way > 0
 
     def ask(self, path: str, body: Any = None, limit: int = 1 << 20) -> bytes:
         """The answer to a GET, or to a POST where there is a body; at most `limit` bytes.
 
-        Raises Away, Refused and Nonsense; ResourceError where this process may open no more connections.
+        Raises Away, also after `hang_up`; Refused and Nonsense; ResourceError where this process may open no more
+        connections; UsageError for a server that no TLS can be spoken with.
         """
+        with self._lock:
+            if not self._asks:
+                raise Away("it is no longer asked")
+            self._under_way += 1
+        try:
+            return self._ask(path, body, limit)
+        finally:
+            with self._lock:
+                self._under_way -= 1
+
+    def _ask(self, path: str, body: Any, limit: int) -> bytes:
         connection = self._connection()
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if key := os.environ.get("VLLM_API_KEY"):
-            headers["Authorization"] = f"Bearer {key}"
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
         try:
             if connection.sock is None:
                 connection.timeout = min(CONNECT_SECONDS, self.silence)
@@ -91,6 +121,8 @@ class Wire:
                 raise ResourceError(
                     f"no connection to {self.url}: {error.strerror}", "allow more: ulimit -n 4096"
                 ) from error
+            if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
+                raise UsageError(f"no safe connection to {self.url}: {_NO_TLS[error.reason]}", _TLS_HINT) from error
             raise Away(plain(str(error)) or type(error).__name__) from error
         if len(content) > limit:
             self._drop(connection)
@@ -112,9 +144,15 @@ class Wire:
             raise Nonsense("an answer that is no JSON object")
         return found
 
+    def resume(self) -> None:
+        """Ask again after `hang_up`."""
+        self._asks = True
+
     def hang_up(self) -> None:
-        """Break off every question under way, in all threads."""
+        """Break off every question under way, in all threads, and let none begin. One that is just connecting goes on:
+        call this again while `busy`."""
         with self._lock:
+            self._asks = False
             held = list(self._open)
         for connection in held:
             socket_of_it = connection.sock  # read once: its thread may be putting it down
@@ -182,6 +220,23 @@ class _Until(io.RawIOBase):
     def close(self) -> None:
         self._bytes.close()
         super().close()
+
+
+def _key() -> str:
+    """The servers' key, which no message may show."""
+    key = os.environ.get("VLLM_API_KEY", "").strip()
+    if not all("!" <= character <= "~" for character in key):
+        raise UsageError(
+            "VLLM_API_KEY has a character that no key has: a blank, a control character or one beyond ASCII",
+            "set it to the key alone",
+        )
+    return key
+
+
+def _netloc(host: str, port: int | None, secure: bool) -> str:
+    """Host and port as an address has them, without the port that the scheme implies."""
+    name = f"[{host}]" if ":" in host else host
+    return name if port in (None, 443 if secure else 80) else f"{name}:{port}"
 
 
 def plain(text: str) -> str:

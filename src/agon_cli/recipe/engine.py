@@ -32,7 +32,7 @@ class Server(Section):
     type: Literal["server"]
     urls: list[Annotated[str, Field(pattern=r"^https?://[^/@]+(/|$)")]] = Field(min_length=1)
     """Addresses such as http://127.0.0.1:8000; prompts are shared out among them."""
-    timeout: float = Field(600.0, gt=0)
+    timeout: float = Field(600.0, gt=0, le=604800)
     """Seconds that one answer may take, or a server be away, before the run stops, its state saved."""
 
 

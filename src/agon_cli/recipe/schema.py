@@ -241,7 +241,7 @@ class Verifier(Section):
     type: Literal["exact", "number", "math", "choice", "reasoning_gym", "code"] = "math"
     """Same text, same number, equivalent mathematics, same option of a multiple choice, the reasoning-gym task's own
     scorer, or unit tests in a sandbox."""
-    timeout: float = Field(5.0, gt=0)
+    timeout: float = Field(5.0, gt=0, le=3600)
     """CPU seconds for one answer, or for one test of a program; a formula gets 1 at most."""
 
 
