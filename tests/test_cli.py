@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import shlex
 import shutil
 import signal
@@ -14,11 +15,12 @@ from pathlib import Path
 import pytest
 
 import agon_cli
-from agon_cli import cli, session
+from agon_cli import cli, models, session
 from agon_cli.errors import Exit, ResourceError
 from agon_cli.evaluate import is_complete
 from agon_cli.halt import Halt
 from agon_cli.players import recipe_of
+from agon_cli.recipe.schema import Model
 from agon_cli.runlog import RunFolder
 from agon_cli.types import Verdict
 from commands import agon
@@ -448,6 +450,26 @@ def test_a_broken_gguf_file_is_unreachable_not_a_bug(here, capsys, monkeypatch):
     code, _, err = agon(capsys, "train", "tiny", *SMALL, "model.id=./base.gguf")
     assert code == 4
     assert "Traceback" not in err
+
+
+def test_a_disk_that_is_full_while_a_gguf_file_is_converted_is_no_bug(here, capsys, monkeypatch):
+    """A file size limit stands for the full disk; what safetensors raises for either hides the system's error."""
+    pytest.importorskip("gguf")
+    monkeypatch.setenv("AGON_CACHE", str(here / "cache"))
+    (here / "base.gguf").write_bytes(b"GGUFxxxx")
+    whole, _ = models.load(Model(id="package:agon_cli/tiny/base", dtype="float32"))
+    monkeypatch.setattr("agon_cli.models.AutoModelForCausalLM.from_pretrained", lambda *_, **__: whole)
+    monkeypatch.setattr("agon_cli.models.AutoTokenizer.from_pretrained", lambda *_, **__: None)
+    before, limit = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limit[1]))
+    try:
+        code, _, err = agon(capsys, "train", "tiny", *SMALL, "model.id=./base.gguf")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, before)
+    assert code == 5, err
+    assert "error: disk full: " in err
+    assert list((here / "cache/models").iterdir()) == []
 
 
 def test_code_that_comes_with_a_model_is_never_run_whatever_stdin_says(here):

@@ -46,7 +46,7 @@ ROWS: dict[str, dict[str, set[str]]] = {
         "data": {"datasets", "pyarrow", "reasoning_gym"},
         "prompts": set(),
         "verifiers": {"pebble", "math_verify", "latex2sympy2_extended", "sympy", "reasoning_gym"},
-        "models": {"torch", "transformers"},
+        "models": {"torch", "transformers", "safetensors"},
         "checkpoint": {"torch", "safetensors"},
         "manifest": set(),
         "runlog": set(),

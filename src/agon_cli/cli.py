@@ -281,7 +281,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.flush()
         except OSError:  # what is still buffered must not fail again at interpreter exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    if code and os.environ.get("WORLD_SIZE", "1") != "1":
+    if code and (os.environ.get("WORLD_SIZE") or "1") != "1":
         os._exit(code)  # once a rank is lost, the threads of torch's transport can abort an orderly end
     return code
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
@@ -94,8 +96,9 @@ def _converted(gguf: Path) -> Path:
                 gguf.parent, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True), **place
             )
             tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **place)
-        model.save_pretrained(building)
-        tokenizer.save_pretrained(building)
+        with _writing(building):
+            model.save_pretrained(building)
+            tokenizer.save_pretrained(building)
         building.rename(folder)
     except OSError:
         if not (folder / "config.json").exists():
@@ -103,6 +106,18 @@ def _converted(gguf: Path) -> Path:
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return folder
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Turn what safetensors says of a failed write into the system's own error, such as a full disk."""
+    try:
+        yield
+    except SafetensorError as error:
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        if found is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(folder)) from error
 
 
 def _sha256(path: Path) -> str:
