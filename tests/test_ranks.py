@@ -192,6 +192,12 @@ def test_alone_nothing_is_sent_and_nothing_is_changed(monkeypatch):
         ({"RANK": "1"}, "RANK=1 is not below WORLD_SIZE=1"),
         ({"WORLD_SIZE": "4"}, "RANK and MASTER_ADDR and MASTER_PORT not"),
         ({"WORLD_SIZE": "4", "RANK": "1", "MASTER_ADDR": "127.0.0.1"}, "WORLD_SIZE=4 is set, MASTER_PORT not"),
+        ({"WORLD_SIZE": "4", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "abc"}, "MASTER_PORT=abc is no"),
+        ({"WORLD_SIZE": "4", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "65536"}, "=65536 is no port"),
+        (
+            {"WORLD_SIZE": "4", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "LOCAL_RANK": "x"},
+            "LOCAL_RANK=x is no number",
+        ),
     ],
 )
 def test_a_place_among_processes_that_is_none_is_refused(monkeypatch, said, blamed):

@@ -25,6 +25,7 @@ import pytest
 from agon_cli import engines, models
 from agon_cli.engines.copies import rank_room
 from agon_cli.engines.vllm import _check as check
+from agon_cli.engines.wire import Wire
 from agon_cli.errors import Exit, GuardError, MachineError, ResourceError, UnreachableError, UsageError
 from agon_cli.policy import Policy
 from agon_cli.recipe import load
@@ -342,8 +343,8 @@ def test_another_base_or_too_little_room_is_refused_at_the_start(folder, fake):
     fake.room = 80
     with pytest.raises(UsageError, match="reads 80 tokens, a prompt and a completion can take 88"):
         engine(folder, fake)
-    fake.base = "someone/else"
-    with pytest.raises(UsageError, match="they serve someone/else"):
+    fake.base = "someone/else\x1b[2J\nerror: forged"
+    with pytest.raises(UsageError, match=r"they serve someone/else\[2J error: forged$"):
         engine(folder, fake)
 
 
@@ -411,6 +412,29 @@ def test_one_server_under_several_spellings_is_one(folder, fake):
     assert one.origins("A") == [f"the server {plain}"]
     one.close()
     assert told == []
+
+
+def test_an_address_without_a_port_has_that_of_its_scheme(monkeypatch):
+    asked = []
+    monkeypatch.setattr("socket.create_connection", lambda address, *_, **__: asked.append(address) or 1 / 0)
+    for url in ("http://[::1]", "https://[::1]/v1", "http://h", "https://h:8443"):
+        with suppress(ZeroDivisionError):
+            Wire(url, 1.0).ask("/v1/models")
+    assert asked == [("::1", 80), ("::1", 443), ("h", 80), ("h", 8443)]
+    assert [Wire(url, 1.0).url for url in ("http://[::1]:80/", "https://H:443")] == ["http://[::1]", "https://h"]
+
+
+def test_an_interrupt_while_an_adapter_is_replaced_leaves_neither_version(folder, fake, monkeypatch):
+    one = engine(folder, fake)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(one, "_all", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        one.publish("A")
+    one.close()
+    assert fake.adapters == {}
 
 
 def test_one_server_under_two_names_takes_every_adapter_once(folder, fake):

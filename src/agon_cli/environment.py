@@ -42,6 +42,9 @@ def check_meeting() -> None:
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
     if missing:
         raise UsageError(f"WORLD_SIZE={processes()} is set, {' and '.join(missing)} not", _HINT)
+    port = _number("MASTER_PORT", 0, least=0)
+    if port > 65535:
+        raise UsageError(f"MASTER_PORT={port} is no port: those end at 65535", _HINT)
 
 
 _HINT = "start ranks with --gpus N, torchrun or accelerate launch; for a run of one process: unset WORLD_SIZE RANK"

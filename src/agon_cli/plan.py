@@ -310,7 +310,7 @@ def notes(planner: Planner) -> list[str]:
     if not isinstance(recipe.engine, HF):
         found.append("time is that of sampling with transformers here, not with vLLM")
     if planner.on_gpu and not torch.cuda.is_available():
-        found.append("this machine has no GPU: time is this CPU's, and memory was not compared with a GPU's")
+        found.append("this machine has no GPU: time is this CPU's, and memory is counted, not measured on a GPU")
     if (crowded := busy()) is not None:
         found.append(crowded)
     return found

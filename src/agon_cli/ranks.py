@@ -185,6 +185,7 @@ def join() -> Ranks:
     store = os.environ.get("AGON_STORE")
     if not store:
         environment.check_meeting()
+    environment.local_rank()  # refused here where it is no number: below, accelerate reads it
     from accelerate import PartialState
 
     meeting = {"init_method": f"file://{store}", "rank": rank, "world_size": size} if store else {}

@@ -48,6 +48,8 @@ class Versions:
     def __init__(self, policy: Policy, scratch: Path | None) -> None:
         self.policy = policy
         self.newest: dict[str, Version] = {}
+        self.kept: list[Version] = []
+        """Those whose folders are there: the newest, and an older one until `drop`."""
         self._count = 0
         self._run = secrets.token_hex(6)
         try:
@@ -72,6 +74,7 @@ class Versions:
         self._count += 1
         name = f"agon-{self._run}-{player}-{self._count}"
         version = Version(player, self._count, name, self._home / name)
+        self.kept.append(version)
         try:
             version.folder.mkdir()
             (version.folder / "adapter_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
@@ -86,9 +89,11 @@ class Versions:
     def drop(self, version: Version) -> None:
         """Delete a version's folder, once no engine will read it again."""
         shutil.rmtree(version.folder, ignore_errors=True)
+        self.kept = [kept for kept in self.kept if kept is not version]
 
     def close(self) -> None:
         """Delete every folder. Safe to call twice."""
+        self.newest, self.kept = {}, []
         shutil.rmtree(self._home, ignore_errors=True)
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from agon_cli import models
 from agon_cli.engines.copies import Version
-from agon_cli.engines.wire import Away, Nonsense, Refused, Wire
+from agon_cli.engines.wire import Away, Nonsense, Refused, Wire, plain
 from agon_cli.errors import GuardError, UnreachableError
 from agon_cli.recipe.schema import Model
 
@@ -114,5 +114,5 @@ def card_of(model: Model, cards: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 def bases_in(listed: list[list[dict[str, Any]]]) -> str:
     """The bases in what servers list, in words."""
-    found = [str(card.get("id"))[:100] for cards in listed for card in cards if card.get("parent") is None]
+    found = [plain(str(card.get("id")))[:100] for cards in listed for card in cards if card.get("parent") is None]
     return ", ".join(dict.fromkeys(found)) or "nothing"

@@ -256,13 +256,11 @@ class ServerEngine:
         """Take this run's adapters off the servers that answer, and delete them. Safe to call twice."""
         self._stopped.set()
         _hang_up(self._hosts)
-        versions, self._versions.newest = self._versions.newest, {}
-        leaving = [
-            threading.Thread(
-                target=_leave, args=(host, [v for name, v in versions.items() if host in self._serving[name]])
-            )
+        held = [
+            (host, [version for version in self._versions.kept if host in self._serving[version.player]])
             for host in self._hosts
         ]
+        leaving = [threading.Thread(target=_leave, args=pair) for pair in held]
         for thread in leaving:
             thread.start()
         for thread in leaving:

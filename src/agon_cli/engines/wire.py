@@ -58,7 +58,8 @@ class Wire:
     def __init__(self, url: str, silence: float) -> None:
         try:
             parts = urlsplit(url)
-            self._host, self._port, self._secure = parts.hostname or "", parts.port, parts.scheme == "https"
+            self._host, self._secure = parts.hostname or "", parts.scheme == "https"
+            self._port = (443 if self._secure else 80) if parts.port is None else parts.port
             if not self._host:
                 raise ValueError("it names no host")
             self._host.encode("idna")
@@ -233,10 +234,10 @@ def _key() -> str:
     return key
 
 
-def _netloc(host: str, port: int | None, secure: bool) -> str:
+def _netloc(host: str, port: int, secure: bool) -> str:
     """Host and port as an address has them, without the port that the scheme implies."""
     name = f"[{host}]" if ":" in host else host
-    return name if port in (None, 443 if secure else 80) else f"{name}:{port}"
+    return name if port == (443 if secure else 80) else f"{name}:{port}"
 
 
 def plain(text: str) -> str:
