@@ -18,7 +18,7 @@ import agon_cli
 from agon_cli import cli, models, session
 from agon_cli.errors import Exit, ResourceError
 from agon_cli.evaluate import is_complete
-from agon_cli.halt import Halt
+from agon_cli.halt import Halt, Terminated, orderly_end
 from agon_cli.players import recipe_of
 from agon_cli.recipe.schema import Model
 from agon_cli.runlog import RunFolder
@@ -341,6 +341,22 @@ def test_between_steps_a_signal_ends_the_command_without_waiting():
         halt.watch("phase", {"name": "evaluate"})
         os.kill(os.getpid(), signal.SIGTERM)
     assert halt.code == Exit.SIGTERM
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("holder", [orderly_end, lambda: Halt(quiet=True)])
+def test_a_signal_that_comes_inside_a_finaliser_is_not_lost(capsys, holder, number):
+    class Slow:
+        def __del__(self):
+            os.kill(os.getpid(), number)
+            time.sleep(0.01)
+
+    with pytest.raises(KeyboardInterrupt) as caught, orderly_end(), holder():  # noqa: PT012
+        slow = Slow()
+        del slow
+        time.sleep(10)
+    assert (caught.type is Terminated) == (number == signal.SIGTERM)
+    assert capsys.readouterr().err == ""
 
 
 def test_the_continuing_command_is_quoted_and_never_discards_the_run(here, capsys, monkeypatch):

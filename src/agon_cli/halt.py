@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -12,6 +14,14 @@ from typing import Any
 from agon_cli.errors import Exit
 
 _SHOW_CURSOR = b"\x1b[?25h"
+
+
+AGAIN = 0.05
+"""Seconds until a signal is sent again whose exception was lost."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, where it ends what is under way."""
 
 
 class Halt:
@@ -54,7 +64,7 @@ class Halt:
         again = self.signal is not None
         self.signal = signal.Signals(number)
         if not self._holding:
-            raise KeyboardInterrupt
+            raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
         # Plain writes: buffers and locks may be held by the very code that was interrupted.
         if again:
             _write_error(_SHOW_CURSOR if os.isatty(2) else b"")
@@ -64,17 +74,28 @@ class Halt:
             _write_error(text.encode())
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM came while nothing waited for it."""
-
-
 @contextmanager
 def orderly_end() -> Iterator[None]:
-    """SIGTERM unwinds what is under way, as Ctrl-C does, so that what it holds on disk and at servers is let go."""
-    before = signal.signal(signal.SIGTERM, _terminate)
+    """SIGTERM unwinds what is under way, as Ctrl-C does, so that what it holds on disk and at servers is let go.
+
+    Python drops what is raised inside a `__del__`: a signal that comes there is sent again a moment later.
+    """
+    before, tell = signal.signal(signal.SIGTERM, _terminate), sys.unraisablehook
+
+    def dropped(what: Any) -> None:
+        if not isinstance(what.exc_value, KeyboardInterrupt):
+            tell(what)
+            return
+        number = signal.SIGTERM if isinstance(what.exc_value, Terminated) else signal.SIGINT
+        again = threading.Timer(AGAIN, os.kill, (os.getpid(), number))
+        again.daemon = True
+        again.start()
+
+    sys.unraisablehook = dropped
     try:
         yield
     finally:
+        sys.unraisablehook = tell
         signal.signal(signal.SIGTERM, before)
 
 
