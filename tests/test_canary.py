@@ -198,7 +198,7 @@ def test_commands_that_only_sample_ask_too(tmp_path, monkeypatch, capsys, words)
     """An engine that does not do as it is told would otherwise give figures of something else."""
     made: list[Copies] = []
 
-    def make(recipe, policy, *_):
+    def make(recipe, policy, *_, **__):
         made.append(Copies(policy, recipe, fault))
         return made[-1]
 
@@ -215,7 +215,7 @@ def test_commands_that_only_sample_ask_too(tmp_path, monkeypatch, capsys, words)
 def test_what_a_comparison_evaluates_after_training_is_asked_for_too(tmp_path, monkeypatch):
     words = ["steps=1", "rollout.problems=2", "split.dev=4", "split.test=4", "rollout.max_tokens=24"]
     assert cli.main(["train", "tiny", *words, "--out", str(tmp_path / "run"), "-q"]) == 0
-    monkeypatch.setattr("agon_cli.engines.make", lambda recipe, policy, *_: Copies(policy, recipe, "processed"))
+    monkeypatch.setattr("agon_cli.engines.make", lambda recipe, policy, *_, **__: Copies(policy, recipe, "processed"))
     with pytest.raises(GuardError, match="nats per token"), on_stage(tmp_path / "run", SimpleNamespace(step=1)):
         raise AssertionError("it took the stage")
 

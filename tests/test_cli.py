@@ -346,6 +346,8 @@ def test_between_steps_a_signal_ends_the_command_without_waiting():
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("holder", [orderly_end, lambda: Halt(quiet=True)])
 def test_a_signal_that_comes_inside_a_finaliser_is_not_lost(capsys, holder, number):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background inherits deafness
+
     class Slow:
         def __del__(self):
             os.kill(os.getpid(), number)
@@ -355,6 +357,7 @@ def test_a_signal_that_comes_inside_a_finaliser_is_not_lost(capsys, holder, numb
         slow = Slow()
         del slow
         time.sleep(10)
+    signal.signal(signal.SIGINT, before)
     assert (caught.type is Terminated) == (number == signal.SIGTERM)
     assert capsys.readouterr().err == ""
 

@@ -553,11 +553,15 @@ def test_a_signal_takes_the_adapters_back(tmp_path, number, words):
     process = subprocess.Popen(
         [sys.executable, "-m", "agon_cli.cli", *words, *given], cwd=here, env={**os.environ, "TMPDIR": str(temporary)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background inherits deafness
     )  # fmt: skip
-    assert asked.wait(60), process.communicate(timeout=10)
-    assert fake.adapters
-    process.send_signal(number)
-    out, err = process.communicate(timeout=30)
+    try:
+        assert asked.wait(60), process.communicate(timeout=10)
+        assert fake.adapters
+        process.send_signal(number)
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
     assert (process.returncode, out) == (128 + number, ""), err
     assert "Traceback" not in err
     assert fake.adapters == {}
