@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -345,7 +346,8 @@ def test_between_steps_a_signal_ends_the_command_without_waiting():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("holder", [orderly_end, lambda: Halt(quiet=True)])
-def test_a_signal_that_comes_inside_a_finaliser_is_not_lost(capsys, holder, number):
+def test_a_signal_that_comes_inside_a_finaliser_is_not_lost(capsys, monkeypatch, holder, number):
+    monkeypatch.setattr("agon_cli.halt.AGAIN", 0.3)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background inherits deafness
 
     class Slow:
@@ -353,13 +355,37 @@ def test_a_signal_that_comes_inside_a_finaliser_is_not_lost(capsys, holder, numb
             os.kill(os.getpid(), number)
             time.sleep(0.01)
 
-    with pytest.raises(KeyboardInterrupt) as caught, orderly_end(), holder():  # noqa: PT012
-        slow = Slow()
-        del slow
-        time.sleep(10)
-    signal.signal(signal.SIGINT, before)
+    try:
+        with pytest.raises(KeyboardInterrupt) as caught, orderly_end(), holder():  # noqa: PT012
+            slow = Slow()
+            del slow
+            time.sleep(10)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (caught.type is Terminated) == (number == signal.SIGTERM)
     assert capsys.readouterr().err == ""
+
+
+def test_a_signal_sent_again_is_no_second_one(monkeypatch):
+    """It may come when a step has begun: that one is then finished and saved, as after any first signal."""
+    ended = []
+    monkeypatch.setattr("os._exit", ended.append)
+    with Halt(quiet=True) as halt:
+        with pytest.raises(Terminated):  # and Python drops it
+            os.kill(os.getpid(), signal.SIGTERM)
+        halt.watch("phase", {"name": "draft"})
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert (halt(), halt.code, ended) == (True, Exit.SIGTERM, [])
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert ended == [Exit.SIGTERM]
+
+
+def test_a_command_runs_in_a_thread_too(capsys):
+    codes = []
+    thread = threading.Thread(target=lambda: codes.append(cli.main(["verify", "--gold", "2", "--answer", "2"])))
+    thread.start()
+    thread.join()
+    assert codes == [0], capsys.readouterr().err
 
 
 def test_the_continuing_command_is_quoted_and_never_discards_the_run(here, capsys, monkeypatch):

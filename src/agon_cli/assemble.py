@@ -56,8 +56,10 @@ class World:
 
     def close(self) -> None:
         """End what runs beside this process: grading workers, and the engine's own."""
-        self.arena.verifier.close()
-        self.arena.engine.close()
+        try:
+            self.arena.engine.close()
+        finally:
+            self.arena.verifier.close()
 
 
 def assemble(

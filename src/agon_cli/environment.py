@@ -14,8 +14,11 @@ def processes() -> int:
 
 
 def rank() -> int:
-    """Which of those this one is, from 0. Raises UsageError where $RANK is no such number."""
-    found, size = _number("RANK", 0, least=0), processes()
+    """Which of those this one is, from 0; 0 where it is alone. Raises UsageError where $RANK is no such number."""
+    size = processes()
+    if size == 1:
+        return 0
+    found = _number("RANK", 0, least=0)
     if found >= size:
         raise UsageError(f"RANK={found} is not below WORLD_SIZE={size}", _HINT)
     return found
@@ -42,16 +45,14 @@ def check_meeting() -> None:
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
     if missing:
         raise UsageError(f"WORLD_SIZE={processes()} is set, {' and '.join(missing)} not", _HINT)
-    port = _number("MASTER_PORT", 0, least=0)
-    if port > 65535:
-        raise UsageError(f"MASTER_PORT={port} is no port: those end at 65535", _HINT)
+    _number("MASTER_PORT", 1, least=1, most=65535)
 
 
 _HINT = "start ranks with --gpus N, torchrun or accelerate launch; for a run of one process: unset WORLD_SIZE RANK"
 
 
-def _number(name: str, default: int, least: int) -> int:
+def _number(name: str, default: int, least: int, most: int = 999999) -> int:
     said = os.environ.get(name) or str(default)
-    if not said.isascii() or not said.isdigit() or len(said) > 6 or int(said) < least:
-        raise UsageError(f"{name}={said[:40]} is no number from {least} to 999999", _HINT)
+    if not said.isascii() or not said.isdigit() or len(said) > 6 or not least <= int(said) <= most:
+        raise UsageError(f"{name}={said[:40]} is no number from {least} to {most}", _HINT)
     return int(said)

@@ -32,6 +32,7 @@ class Halt:
         self.signal: signal.Signals | None = None
         self._quiet = quiet
         self._holding = False
+        self._remembered = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Halt:
@@ -61,7 +62,7 @@ class Halt:
             self._holding = True
 
     def _received(self, number: int, _: FrameType | None) -> None:
-        again = self.signal is not None
+        again, self._remembered = self._remembered, self._holding
         self.signal = signal.Signals(number)
         if not self._holding:
             raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
@@ -80,6 +81,9 @@ def orderly_end() -> Iterator[None]:
 
     Python drops what is raised inside a `__del__`: a signal that comes there is sent again a moment later.
     """
+    if threading.current_thread() is not threading.main_thread():  # where Python takes no signals
+        yield
+        return
     before, tell = signal.signal(signal.SIGTERM, _terminate), sys.unraisablehook
 
     def dropped(what: Any) -> None:

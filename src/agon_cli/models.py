@@ -72,8 +72,8 @@ def _in_package(model_id: str) -> Path:
 
 def cache_folder() -> Path:
     """Where converted checkpoints are kept: $AGON_CACHE, else agon/ in the user's cache folder."""
-    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "agon"
-    return Path(os.environ.get("AGON_CACHE", default))
+    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agon"
+    return Path(os.environ.get("AGON_CACHE") or default)
 
 
 def _converted(gguf: Path) -> Path:

@@ -122,8 +122,9 @@ class Ranks:
             raise GuardError(f"{what}: rank {', '.join(others)} has not what rank 0 has", hint)
 
     def leave(self) -> None:
-        """Part from the other ranks once all is done."""
+        """Part from the other ranks once all are done: the launcher ends what is left as soon as the first is."""
         if self.size > 1 and dist.is_initialized():
+            self.gather(None)
             dist.destroy_process_group()
 
     @contextmanager
@@ -197,14 +198,14 @@ def join() -> Ranks:
 
 
 def _patience() -> float:
-    said = os.environ.get("AGON_RANK_TIMEOUT", str(PATIENCE))
+    said = os.environ.get("AGON_RANK_TIMEOUT") or str(PATIENCE)
     try:
         seconds = float(said)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= LONGEST_PATIENCE:
         raise UsageError(
-            f"AGON_RANK_TIMEOUT={said} is no number of seconds above 0, up to {LONGEST_PATIENCE:g}",
+            f"AGON_RANK_TIMEOUT={said[:40]} is no number of seconds above 0, up to {LONGEST_PATIENCE:g}",
             "leave it out for 1800",
         )
     return seconds

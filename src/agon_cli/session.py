@@ -143,9 +143,9 @@ def train(
                 emit("complete", step=steps, out=str(planned.out))
             else:
                 reached, example = _play(planned, run, ranks, until, emit, halt)
-                if ranks.first and halt() and not is_complete(planned.out, steps):
-                    raise _stopped(halt, f"after step {reached} of {steps}; the state is saved", again)
             ranks.leave()
+            if ranks.first and halt() and not is_complete(planned.out, steps):
+                raise _stopped(halt, f"after step {reached} of {steps}; the state is saved", again)
             if run is None:
                 return None
             told: Row = {"complete": reached >= steps, "step": reached, "steps": steps, "out": str(planned.out)}

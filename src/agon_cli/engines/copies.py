@@ -68,7 +68,7 @@ class Versions:
     def write(self, player: str) -> Version:
         """Write the player's present adapter out as its newest version; the older folder stays until `drop`.
 
-        Raises KeyError for an unknown player, ResourceError when the disk is full.
+        Raises KeyError for an unknown player, ResourceError when the disk is full, UsageError where it may not write.
         """
         tensors, config = self.policy.adapter_state(player)
         self._count += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
@@ -261,14 +261,16 @@ class ServerEngine:
             for host in self._hosts
         ]
         leaving = [threading.Thread(target=_leave, args=pair) for pair in held]
-        for thread in leaving:
-            thread.start()
-        for thread in leaving:
-            thread.join()
-        self._versions.close()
+        try:
+            for thread in leaving:
+                thread.start()
+            for thread in leaving:
+                thread.join()
+        finally:
+            self._versions.close()
 
 
-def _hang_up(hosts: Iterable[Host]) -> None:
+def _hang_up(hosts: Collection[Host]) -> None:
     """Break off what is under way at these servers; returns once nothing is, and nothing can begin."""
     while True:
         for host in hosts:

@@ -21,13 +21,8 @@ from agon_cli.errors import ResourceError, UsageError
 CONNECT_SECONDS = 10.0
 _BUSY = (429, 502, 503, 504)
 """Statuses by which a server, or what stands before it, says that it may answer later."""
-_NO_TLS = {
-    "WRONG_VERSION_NUMBER": "what answers there does not speak TLS",
-    "HTTP_REQUEST": "what answers there does not speak TLS",
-    "CERTIFICATE_VERIFY_FAILED": "this machine does not trust its certificate",
-}
-"""What no waiting mends, by the reason that OpenSSL gives."""
-_TLS_HINT = "write http:// for a server without TLS; SSL_CERT_FILE names further certificates to trust"
+_NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST")
+"""OpenSSL's reasons when the other side speaks something else."""
 
 
 class Away(Exception):
@@ -67,12 +62,15 @@ class Wire:
                 raise ValueError("it has a character that no address has")
             if self._port == 0:
                 raise ValueError("nothing listens on port 0")
+            if parts.query or parts.fragment:
+                raise ValueError("it goes on after its path")
         except ValueError as error:
             raise UsageError(f"engine.urls: {url!r} is no address: {error}", "such as http://127.0.0.1:8000") from error
         self._path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
         self.url = f"{parts.scheme}://{_netloc(self._host, self._port, self._secure)}{self._path}"
         self.silence = silence
         self._key = _key()
+        self._tls = ssl.create_default_context() if self._secure else None
         self._own = threading.local()
         self._open: set[http.client.HTTPConnection] = set()
         self._under_way = 0
@@ -122,8 +120,15 @@ class Wire:
                 raise ResourceError(
                     f"no connection to {self.url}: {error.strerror}", "allow more: ulimit -n 4096"
                 ) from error
+            if isinstance(error, ssl.SSLCertVerificationError):
+                raise UsageError(
+                    f"the certificate of {self.url} does not hold: {plain(error.verify_message)}",
+                    "SSL_CERT_FILE names a file of certificates to trust; the address must be one that it is made for",
+                ) from error
             if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
-                raise UsageError(f"no safe connection to {self.url}: {_NO_TLS[error.reason]}", _TLS_HINT) from error
+                raise UsageError(
+                    f"what answers at {self.url} does not speak TLS", "write http:// for a server without it"
+                ) from error
             raise Away(plain(str(error)) or type(error).__name__) from error
         if len(content) > limit:
             self._drop(connection)
@@ -159,7 +164,8 @@ class Wire:
             socket_of_it = connection.sock  # read once: its thread may be putting it down
             if socket_of_it is not None:
                 with suppress(OSError):
-                    socket_of_it.shutdown(socket.SHUT_RDWR)
+                    # The socket's own: ssl's forgets the cipher first, and what is then sent goes out in the clear.
+                    socket.socket.shutdown(socket_of_it, socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Give up every connection, of threads that have ended too; none may have a question under way."""
@@ -177,8 +183,10 @@ class Wire:
     def _connection(self) -> http.client.HTTPConnection:
         found: http.client.HTTPConnection | None = getattr(self._own, "connection", None)
         if found is None or found not in self._open:
-            kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-            found = kind(self._host, self._port, timeout=self.silence)
+            if self._tls is not None:
+                found = http.client.HTTPSConnection(self._host, self._port, timeout=self.silence, context=self._tls)
+            else:
+                found = http.client.HTTPConnection(self._host, self._port, timeout=self.silence)
             found.response_class = partial(_Timely, self.silence)  # type: ignore[assignment]
             self._own.connection = found
             with self._lock:
